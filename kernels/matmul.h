@@ -1,0 +1,56 @@
+// Matrix products: out = act(alpha * a b + bias) + beta * out, with fp32 accumulation (f64 for
+// f64).
+//
+// a is (M, K) or (B, M, K), b (K, N) or (B, K, N), out (M, N) or (B, M, N); a batch stride of 0
+// repeats a matrix. In each matrix one of the last two strides is 1 (row-major or its transpose,
+// any leading dimension at least the other size); the op layer copies what is not. a and b share
+// one floating dtype; out has that dtype, or f32 when theirs is 16-bit. beta 0 never reads out (NaN
+// there is harmless); K = 0 gives act(bias) + beta * out. Split-K partials are reduced in fp32.
+// Legend: M rows, N columns, K inner, B batch.
+#pragma once
+
+#include "kernels/kernel.h"
+
+namespace mixtape::kernels {
+
+enum class Activation : std::uint8_t { none, relu, gelu_tanh, gelu, silu };
+
+struct MatmulArgs {
+  View out, a, b;
+  float alpha = 1, beta = 0;
+  View bias;                                 // (N), dtype of a or f32; absent: none
+  Activation activation = Activation::none;  // not with beta != 0
+  View pre_activation;  // optional (M, N) of out's dtype: alpha a b + bias, for the
+                        // derivative of gelu_tanh, gelu and silu
+};
+
+/// Scratch that lets the CUDA backend use every algorithm: 32 MiB on Hopper; 0 for the CPU.
+std::size_t matmul_workspace_bytes(Device device);
+
+#define MT_DECLARE_MATMUL                                                                          \
+  void matmul(const Stream&, const MatmulArgs& args, Workspace workspace);                         \
+  /* For y = act(z), z = x w + bias: dz = dy * act'(saved) and dbias = column sums of dz. */       \
+  /* (M, N) row-major views; saved is y for relu, z for the others, absent for Activation::none */ \
+  /* (then dz may be absent: only the sums). dbias (N) is optional, of any floating dtype, */      \
+  /* written as sums + beta * dbias. dz may be dy's memory. */                                     \
+  void activation_backward(const Stream&, Activation activation, View dz, View dbias, float beta,  \
+                           View dy, View saved, Workspace workspace);
+
+namespace cpu {
+MT_DECLARE_MATMUL
+}
+namespace cuda {
+MT_DECLARE_MATMUL
+std::size_t activation_backward_workspace_bytes(std::int64_t rows, std::int64_t columns);
+}  // namespace cuda
+#undef MT_DECLARE_MATMUL
+
+/// Scratch for the column sums of a (rows, columns) gradient; 0 for the CPU.
+std::size_t activation_backward_workspace_bytes(Device device, std::int64_t rows,
+                                                std::int64_t columns);
+
+inline constexpr Kernel matmul{"matmul", cpu::matmul, MT_CUDA(cuda::matmul)};
+inline constexpr Kernel activation_backward{"activation_backward", cpu::activation_backward,
+                                            MT_CUDA(cuda::activation_backward)};
+
+}  // namespace mixtape::kernels
