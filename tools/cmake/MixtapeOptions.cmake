@@ -1,0 +1,50 @@
+# What a build can be asked for. AUTO uses a dependency where it is found; ON makes its absence an
+# error; OFF ignores it.
+
+function(mixtape_dependency_option name what)
+  set(${name} AUTO CACHE STRING "${what}: AUTO, ON or OFF")
+  set_property(CACHE ${name} PROPERTY STRINGS AUTO ON OFF)
+  if(NOT ${name} MATCHES "^(AUTO|ON|OFF|TRUE|FALSE|1|0|YES|NO)$")
+    message(FATAL_ERROR "${name} is '${${name}}'; expected AUTO, ON or OFF")
+  endif()
+endfunction()
+
+mixtape_dependency_option(MIXTAPE_CUDA "CUDA backend (nvcc, cuBLASLt)")
+mixtape_dependency_option(MIXTAPE_CUDNN "cuDNN for convolution, pooling and attention on CUDA")
+mixtape_dependency_option(MIXTAPE_NCCL "NCCL for data-parallel training on CUDA")
+mixtape_dependency_option(MIXTAPE_MPI "MPI to launch data-parallel training")
+mixtape_dependency_option(MIXTAPE_ONEDNN "oneDNN for convolution and 16-bit products on the CPU")
+
+option(BUILD_SHARED_LIBS "Build libmixtape as a shared library" OFF)
+option(MIXTAPE_NATIVE "Use this machine's vector instructions (OFF: x86-64-v3)" ON)
+option(MIXTAPE_WERROR "Treat compiler warnings as errors" OFF)
+option(MIXTAPE_BUILD_TESTS "Build the tests" ${PROJECT_IS_TOP_LEVEL})
+option(MIXTAPE_BUILD_EXAMPLES "Build the examples" ${PROJECT_IS_TOP_LEVEL})
+option(MIXTAPE_BUILD_TOOLS "Build the command line tools" ${PROJECT_IS_TOP_LEVEL})
+option(MIXTAPE_BUILD_BENCHMARKS "Build the benchmarks" ${PROJECT_IS_TOP_LEVEL})
+option(MIXTAPE_INSTALL "Generate the install step" ${PROJECT_IS_TOP_LEVEL})
+set(MIXTAPE_SANITIZE "" CACHE STRING "Sanitizers: empty, 'address+undefined' or 'thread'")
+set_property(CACHE MIXTAPE_SANITIZE PROPERTY STRINGS "" "address+undefined" "thread")
+set(MIXTAPE_CUDNN_FRONTEND_DIR "" CACHE PATH
+    "Folder with cudnn_frontend.h (the include folder of the Python wheel nvidia-cudnn-frontend)")
+
+if(NOT MIXTAPE_SANITIZE MATCHES "^(address\\+undefined|thread)?$")
+  message(FATAL_ERROR "MIXTAPE_SANITIZE is '${MIXTAPE_SANITIZE}'; expected nothing, "
+                      "'address+undefined' or 'thread'")
+endif()
+
+if(PROJECT_IS_TOP_LEVEL)
+  get_property(multi_config GLOBAL PROPERTY GENERATOR_IS_MULTI_CONFIG)
+  if(NOT CMAKE_BUILD_TYPE AND NOT multi_config)
+    set(CMAKE_BUILD_TYPE Release CACHE STRING "Build type" FORCE)
+  endif()
+  find_program(CCACHE_PROGRAM ccache)
+  mark_as_advanced(CCACHE_PROGRAM)
+  if(CCACHE_PROGRAM)
+    foreach(language IN ITEMS CXX CUDA)
+      if(NOT DEFINED CMAKE_${language}_COMPILER_LAUNCHER)
+        set(CMAKE_${language}_COMPILER_LAUNCHER "${CCACHE_PROGRAM}")
+      endif()
+    endforeach()
+  endif()
+endif()

@@ -1,0 +1,66 @@
+# mixtape_test(NAME SOURCES files... LABELS cpu|cuda|dist... [WHOLE] [TIMEOUT seconds])
+#
+# A GoogleTest binary NAME. Its tests are listed when ctest starts, one ctest entry each, so that a
+# failure and a skip have a name; WHOLE makes the binary one entry, for suites of very many or very
+# short cases. A file needs no main(). Tests labelled `cuda` are built only with the CUDA backend;
+# they are reported as skipped in a build without it and on a machine without a GPU.
+
+set(MIXTAPE_TEST_ENVIRONMENT "")
+if(MIXTAPE_SANITIZE)
+  # A caching allocator would hide use-after-free from the sanitizers.
+  list(APPEND MIXTAPE_TEST_ENVIRONMENT MIXTAPE_NO_CACHE=1)
+endif()
+
+function(mixtape_test name)
+  cmake_parse_arguments(PARSE_ARGV 1 arg "WHOLE" "TIMEOUT" "SOURCES;LABELS")
+  if(NOT arg_SOURCES OR NOT arg_LABELS)
+    message(FATAL_ERROR "mixtape_test(${name}): SOURCES and LABELS are required")
+  endif()
+  foreach(label IN LISTS arg_LABELS)
+    if(NOT label MATCHES "^(cpu|cuda|dist)$")
+      message(FATAL_ERROR "mixtape_test(${name}): label '${label}' is not cpu, cuda or dist")
+    endif()
+  endforeach()
+  if(NOT arg_TIMEOUT)
+    set(arg_TIMEOUT 300)
+  endif()
+
+  if("cuda" IN_LIST arg_LABELS AND NOT MIXTAPE_WITH_CUDA)
+    add_test(NAME ${name} COMMAND "${CMAKE_COMMAND}" -E echo
+             "[  SKIPPED ] this build has no CUDA backend: ${MIXTAPE_NOTE_CUDA}")
+    set_tests_properties(${name} PROPERTIES LABELS "${arg_LABELS}"
+                         SKIP_REGULAR_EXPRESSION "SKIPPED")
+    return()
+  endif()
+
+  set(main mixtape_test_main)
+  if("cuda" IN_LIST arg_LABELS)
+    set(main mixtape_test_main_cuda)
+  endif()
+  add_executable(${name} ${arg_SOURCES})
+  target_link_libraries(${name} PRIVATE ${main} mixtape_flags mixtape::mixtape GTest::gtest)
+  mixtape_test_settings(${name})
+
+  set(properties LABELS "${arg_LABELS}" TIMEOUT ${arg_TIMEOUT} SKIP_RETURN_CODE 77
+                 ENVIRONMENT "${MIXTAPE_TEST_ENVIRONMENT}")
+  if(arg_WHOLE)
+    add_test(NAME ${name} COMMAND ${name})
+    set_tests_properties(${name} PROPERTIES ${properties})
+  else()
+    include(GoogleTest)
+    gtest_discover_tests(${name} TEST_PREFIX "${name}." DISCOVERY_MODE PRE_TEST
+                         DISCOVERY_TIMEOUT 60 PROPERTIES ${properties})
+  endif()
+endfunction()
+
+# Language level and libraries that test and benchmark binaries need beside the library.
+function(mixtape_test_settings target)
+  set_target_properties(${target} PROPERTIES
+    CXX_STANDARD 20 CXX_STANDARD_REQUIRED ON CXX_EXTENSIONS OFF
+    CUDA_STANDARD 20 CUDA_STANDARD_REQUIRED ON CUDA_EXTENSIONS OFF)
+  target_link_libraries(${target} PRIVATE Eigen3::Eigen Threads::Threads)
+  if(MIXTAPE_WITH_CUDA)
+    set_target_properties(${target} PROPERTIES CUDA_RUNTIME_LIBRARY Static)
+    target_link_libraries(${target} PRIVATE CUDA::cudart_static)
+  endif()
+endfunction()
