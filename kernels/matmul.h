@@ -9,6 +9,8 @@
 // Legend: M rows, N columns, K inner, B batch.
 #pragma once
 
+#include <atomic>
+
 #include "kernels/kernel.h"
 
 namespace mixtape::kernels {
@@ -26,6 +28,19 @@ struct MatmulArgs {
 
 /// Scratch that lets the CUDA backend use every algorithm: 32 MiB on Hopper; 0 for the CPU.
 std::size_t matmul_workspace_bytes(Device device);
+
+// Process-wide switches of the CUDA backend (products and convolutions).
+namespace detail {
+inline std::atomic<bool> tf32_allowed{false}, algorithm_trials{true};
+}
+/// Lets f32 operands be rounded to TF32 (10 mantissa bits), several times faster. Off by default.
+inline void allow_tf32(bool on) { detail::tf32_allowed = on; }
+inline bool tf32_allowed() { return detail::tf32_allowed.load(std::memory_order_relaxed); }
+/// On (the default): at a shape's first use the library's best candidate algorithms are timed once
+/// and the fastest is kept. Off, under a stream capture and in deterministic mode
+/// (engine/determinism.h): the library's first choice.
+inline void set_algorithm_trials(bool on) { detail::algorithm_trials = on; }
+inline bool algorithm_trials() { return detail::algorithm_trials.load(std::memory_order_relaxed); }
 
 #define MT_DECLARE_MATMUL                                                                          \
   void matmul(const Stream&, const MatmulArgs& args, Workspace workspace);                         \
