@@ -36,7 +36,8 @@ struct ParameterTable {
 
 /// Hyper-parameters of one group, in device memory.
 struct OptimizerScalars {
-  float lr, beta1, beta2, eps, weight_decay, momentum, dampening, reserved;
+  float lr = 0, beta1 = 0, beta2 = 0, eps = 0, weight_decay = 0, momentum = 0, dampening = 0;
+  float reserved = 0;
 };
 struct OptimizerFlags {
   bool nesterov = false;  // SGD
@@ -81,7 +82,8 @@ struct ScalerPolicy {
 std::size_t gradient_norm_workspace_bytes(Device device, std::int64_t chunks);
 
 #define MT_DECLARE_OPTIMIZER                                                                       \
-  /* g' = g * inv_scale * clip_factor; PyTorch's SGD rule (momentum buffer starts as g'). */       \
+  /* g' = g * inv_scale * clip_factor; PyTorch's SGD rule: at step count 0 the momentum buffer */  \
+  /* becomes g' + weight_decay * p. A parameter without gradient is left as it is. */              \
   void sgd_step(const Stream&, const ParameterTable& table, const OptimizerScalars* scalars,       \
                 OptimizerFlags flags, const StepScalars& step);                                    \
   /* Adam (Kingma and Ba 2015) or AdamW with bias correction by each parameter's own step count.   \
@@ -89,9 +91,8 @@ std::size_t gradient_norm_workspace_bytes(Device device, std::int64_t chunks);
   void adam_step(const Stream&, const ParameterTable& table, const OptimizerScalars* scalars,      \
                  OptimizerFlags flags, const StepScalars& step);                                   \
   /* Sets *found_inf to 1 (never to 0) when any gradient is inf or NaN; multiplies gradients by */ \
-  /* *inv_scale in place unless it is null. per_range, optional: count floats, 1 where that range  \
-   */                                                                                              \
-  /* held an inf or NaN. */                                                                        \
+  /* *inv_scale in place unless it is null. per_range, optional: count floats, all written: 1 */   \
+  /* where that range held an inf or NaN, else 0. */                                               \
   void gradient_unscale(const Stream&, const GradientTable& table, float* found_inf,               \
                         const float* inv_scale, float* per_range);                                 \
   /* *norm = L2 norm of all ranges in fp32, times *inv_scale unless null; no ranges give 0. */     \
