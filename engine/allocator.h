@@ -43,7 +43,7 @@ Allocator& pinned_allocator();
 /// reset_peak_memory_stats).
 struct MemoryStats {
   std::size_t allocated = 0, allocated_peak = 0;  // bytes in live tensors
-  std::size_t reserved = 0, reserved_peak = 0;    // bytes taken from the driver (equal on the CPU)
+  std::size_t reserved = 0, reserved_peak = 0;  // bytes taken from the driver, cached ones included
   std::size_t largest_free_block = 0;
   std::uint64_t allocations = 0, frees = 0;  // calls by tensors
   std::uint64_t driver_allocations = 0, driver_frees = 0;
@@ -57,5 +57,8 @@ std::string memory_summary(Device device);
 /// Gives cached, unused memory back to the driver.
 void empty_cache(Device device);
 void empty_pinned_cache();
+/// The most that a device's allocator may reserve, as if the device were that small; 0 means all
+/// there is. Allocations beyond it empty the cache and then throw OutOfMemory.
+void set_memory_limit(Device device, std::size_t bytes);
 
 }  // namespace mixtape

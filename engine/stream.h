@@ -60,7 +60,8 @@ class Event {
   std::shared_ptr<Impl> impl_;
 };
 
-/// Makes `stream` this thread's current stream of its device, and that device current.
+/// Makes `stream` this thread's current stream of its device, and that device current; the end of
+/// the scope restores both.
 class StreamGuard {
  public:
   explicit StreamGuard(const Stream& stream);
@@ -70,6 +71,7 @@ class StreamGuard {
 
  private:
   Stream previous_;
+  int previous_device_ = -1;
 };
 
 /// Waits for all work on all streams of `device`, then throws what device-side checks reported.

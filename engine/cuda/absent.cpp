@@ -1,0 +1,39 @@
+// The CUDA backend of a build without CUDA. Public functions refuse CUDA devices before they get
+// here (check_device), so each of these only has to say the same if one does not.
+#include "engine/check.h"
+#include "engine/cuda/backend.h"
+
+namespace mixtape::cudart {
+
+int device_count() noexcept { return 0; }
+
+std::string unavailable_reason() {
+  return "this build has no CUDA; configure it where the CUDA toolkit is installed";
+}
+
+namespace {
+[[noreturn]] void refuse() { MT_THROW("cuda: ", unavailable_reason()); }
+}  // namespace
+
+int current_device() { refuse(); }
+void set_current_device(int) { refuse(); }
+void check_not_forked() { refuse(); }
+void* create_stream(int, bool) { refuse(); }
+void synchronize_stream(int, void*) { refuse(); }
+void synchronize_device(int) { refuse(); }
+bool is_capturing(int, void*) { refuse(); }
+void* acquire_event(int, bool) { refuse(); }
+void release_event(int, bool, void*) noexcept {}
+void record_event(int, void*, void*) { refuse(); }
+bool event_done(int, void*) { refuse(); }
+void synchronize_event(int, void*) { refuse(); }
+void wait_event(int, void*, void*) { refuse(); }
+double elapsed_ms(void*, void*) { refuse(); }
+void copy(void*, Device, const void*, Device, std::size_t, const Stream&) { refuse(); }
+void set(int, void*, int, std::size_t, void*) { refuse(); }
+DeviceError* error_slot(int) { refuse(); }
+void check_kernel(const char*, int, void*, bool) { refuse(); }
+detail::CachingAllocator& device_allocator(int) { refuse(); }
+detail::CachingAllocator& pinned_allocator() { refuse(); }
+
+}  // namespace mixtape::cudart
