@@ -199,6 +199,15 @@ struct Tanh {
   static T derivative(T dy, T y) { return dy * (math::constant(y, 1.0) - y * y); }
 };
 
+struct Erf {
+  static constexpr Reads kReads = Reads::input;
+  static constexpr bool kIntegral = false, kFull = false;
+  MT_F static T value(T x) { return math::erf(x); }
+  MT_F static T derivative(T dy, T x) {
+    return dy * math::constant(x, 1.12837916709551257390) * math::exp(-(x * x));
+  }
+};
+
 // ---- binary: value(a, b), derivative_a(dy, a, b), derivative_b(dy, a, b)
 // --------------------------- kNeeds: what the derivatives read besides dy: bit 0 derivative_a
 // reads a, bit 1 it reads b, bit 2 derivative_b reads a, bit 3 it reads b.
