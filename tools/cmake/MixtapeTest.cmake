@@ -1,9 +1,11 @@
-# mixtape_test(NAME SOURCES files... LABELS cpu|cuda|dist... [WHOLE] [TIMEOUT seconds])
+# mixtape_test(NAME SOURCES files... LABELS labels... [WHOLE] [TIMEOUT seconds])
 #
 # A GoogleTest binary NAME. Its tests are listed when ctest starts, one ctest entry each, so that a
 # failure and a skip have a name; WHOLE makes the binary one entry, for suites of very many or very
 # short cases. A file needs no main(). Tests labelled `cuda` are built only with the CUDA backend;
-# they are reported as skipped in a build without it and on a machine without a GPU.
+# they are reported as skipped in a build without it and on a machine without a GPU. Labels are cpu,
+# cuda, dist, and `threads` beside cpu for what the thread sanitizer should see. The target
+# tests_LABEL builds every binary of a label.
 
 set(MIXTAPE_TEST_ENVIRONMENT "")
 if(MIXTAPE_SANITIZE)
@@ -11,14 +13,18 @@ if(MIXTAPE_SANITIZE)
   list(APPEND MIXTAPE_TEST_ENVIRONMENT MIXTAPE_NO_CACHE=1)
 endif()
 
+foreach(label IN ITEMS cpu cuda dist threads)
+  add_custom_target(tests_${label})
+endforeach()
+
 function(mixtape_test name)
   cmake_parse_arguments(PARSE_ARGV 1 arg "WHOLE" "TIMEOUT" "SOURCES;LABELS")
   if(NOT arg_SOURCES OR NOT arg_LABELS)
     message(FATAL_ERROR "mixtape_test(${name}): SOURCES and LABELS are required")
   endif()
   foreach(label IN LISTS arg_LABELS)
-    if(NOT label MATCHES "^(cpu|cuda|dist)$")
-      message(FATAL_ERROR "mixtape_test(${name}): label '${label}' is not cpu, cuda or dist")
+    if(NOT label MATCHES "^(cpu|cuda|dist|threads)$")
+      message(FATAL_ERROR "mixtape_test(${name}): unknown label '${label}'")
     endif()
   endforeach()
   if(NOT arg_TIMEOUT)
@@ -40,6 +46,9 @@ function(mixtape_test name)
   add_executable(${name} ${arg_SOURCES})
   target_link_libraries(${name} PRIVATE ${main} mixtape_flags mixtape::mixtape GTest::gtest)
   mixtape_test_settings(${name})
+  foreach(label IN LISTS arg_LABELS)
+    add_dependencies(tests_${label} ${name})
+  endforeach()
 
   set(properties LABELS "${arg_LABELS}" TIMEOUT ${arg_TIMEOUT} SKIP_RETURN_CODE 77
                  ENVIRONMENT "${MIXTAPE_TEST_ENVIRONMENT}")
