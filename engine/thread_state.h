@@ -1,5 +1,6 @@
-// What a thread carries into every op: grad mode, inference mode and autocast. The thread pool copies
-// it from the caller into its workers, so that a user's op that runs ops in parallel behaves the same.
+// What a thread carries into every op: grad mode, inference mode and autocast. The thread pool
+// copies it from the caller into its workers, so that a user's op that runs ops in parallel behaves
+// the same.
 #pragma once
 
 #include "engine/dtype.h"

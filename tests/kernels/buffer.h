@@ -11,14 +11,10 @@
 #include "engine/allocator.h"
 #include "engine/transfer.h"
 #include "engine/view.h"
+#include "tests/support/devices.h"
 
 namespace mixtape::testing {
 
-inline std::vector<Device> test_devices() {
-  std::vector<Device> devices{Device::cpu()};
-  if (cuda_device_count() > 0) devices.push_back(Device::cuda());
-  return devices;
-}
 
 class Buffer {
  public:

@@ -1,11 +1,14 @@
 # mixtape_test(NAME SOURCES files... LABELS labels... [WHOLE] [TIMEOUT seconds])
 #
-# A GoogleTest binary NAME. Its tests are listed when ctest starts, one ctest entry each, so that a
-# failure and a skip have a name; WHOLE makes the binary one entry, for suites of very many or very
-# short cases. A file needs no main(). Tests labelled `cuda` are built only with the CUDA backend;
-# they are reported as skipped in a build without it and on a machine without a GPU. Labels are cpu,
-# cuda, dist, and `threads` beside cpu for what the thread sanitizer should see. The target
-# tests_LABEL builds every binary of a label.
+# A GoogleTest binary NAME; a file needs no main(). Its tests are listed when ctest starts, one ctest
+# entry each, so that a failure and a skip have a name; WHOLE makes the binary one entry, for suites
+# of very many or very short cases.
+#
+# Labels: cpu and cuda say on which devices the tests run; a binary with both is run once for each,
+# and testing::test_devices() (tests/support/devices.h) tells it where. Without the CUDA backend or
+# without a GPU the cuda entries show as skipped. `dist` is for tests of several processes,
+# `threads`, beside cpu, for what the thread sanitizer should see. tests_LABEL builds a label's
+# binaries.
 
 set(MIXTAPE_TEST_ENVIRONMENT "")
 if(MIXTAPE_SANITIZE)
@@ -31,34 +34,45 @@ function(mixtape_test name)
     set(arg_TIMEOUT 300)
   endif()
 
-  if("cuda" IN_LIST arg_LABELS AND NOT MIXTAPE_WITH_CUDA)
-    add_test(NAME ${name} COMMAND "${CMAKE_COMMAND}" -E echo
+  set(labels ${arg_LABELS})
+  if("cuda" IN_LIST labels AND NOT MIXTAPE_WITH_CUDA)
+    add_test(NAME ${name}.cuda COMMAND "${CMAKE_COMMAND}" -E echo
              "[  SKIPPED ] this build has no CUDA backend: ${MIXTAPE_NOTE_CUDA}")
-    set_tests_properties(${name} PROPERTIES LABELS "${arg_LABELS}"
-                         SKIP_REGULAR_EXPRESSION "SKIPPED")
-    return()
+    set_tests_properties(${name}.cuda PROPERTIES LABELS cuda SKIP_REGULAR_EXPRESSION "SKIPPED")
+    list(REMOVE_ITEM labels cuda)
+    if(NOT labels)
+      return()
+    endif()
   endif()
 
-  set(main mixtape_test_main)
-  if("cuda" IN_LIST arg_LABELS)
-    set(main mixtape_test_main_cuda)
-  endif()
   add_executable(${name} ${arg_SOURCES})
-  target_link_libraries(${name} PRIVATE ${main} mixtape_flags mixtape::mixtape GTest::gtest)
+  target_link_libraries(${name} PRIVATE mixtape_test_main mixtape_flags mixtape::mixtape
+                                        GTest::gtest)
   mixtape_test_settings(${name})
-  foreach(label IN LISTS arg_LABELS)
+  foreach(label IN LISTS labels)
     add_dependencies(tests_${label} ${name})
   endforeach()
 
-  set(properties LABELS "${arg_LABELS}" TIMEOUT ${arg_TIMEOUT} SKIP_RETURN_CODE 77
-                 ENVIRONMENT "${MIXTAPE_TEST_ENVIRONMENT}")
+  if("cuda" IN_LIST labels)
+    list(REMOVE_ITEM labels cuda)
+    mixtape_register_test(${name} ".cuda" cuda cuda)
+  endif()
+  if(labels)
+    mixtape_register_test(${name} "" cpu "${labels}")
+  endif()
+endfunction()
+
+# Adds the ctest entries of binary `name` on one device; for mixtape_test, whose arguments it reads.
+function(mixtape_register_test name suffix device labels)
+  set(properties LABELS "${labels}" TIMEOUT ${arg_TIMEOUT} SKIP_RETURN_CODE 77
+      ENVIRONMENT "MIXTAPE_TEST_DEVICE=${device};${MIXTAPE_TEST_ENVIRONMENT}")
   if(arg_WHOLE)
-    add_test(NAME ${name} COMMAND ${name})
-    set_tests_properties(${name} PROPERTIES ${properties})
+    add_test(NAME ${name}${suffix} COMMAND ${name})
+    set_tests_properties(${name}${suffix} PROPERTIES ${properties})
   else()
     include(GoogleTest)
-    gtest_discover_tests(${name} TEST_PREFIX "${name}." DISCOVERY_MODE PRE_TEST
-                         DISCOVERY_TIMEOUT 60 PROPERTIES ${properties})
+    gtest_discover_tests(${name} TEST_PREFIX "${name}${suffix}." TEST_LIST ${name}${suffix}_tests
+                         DISCOVERY_MODE PRE_TEST DISCOVERY_TIMEOUT 60 PROPERTIES ${properties})
   endif()
 endfunction()
 
