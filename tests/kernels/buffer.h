@@ -15,7 +15,6 @@
 
 namespace mixtape::testing {
 
-
 class Buffer {
  public:
   /// Poisoned, contiguous unless strides are given (in elements, none negative).

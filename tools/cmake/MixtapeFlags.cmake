@@ -33,6 +33,8 @@ if(sanitizer_options)
   target_link_options(mixtape_flags INTERFACE ${sanitizer_options})
 endif()
 
+# A program that never reaches a backend does not load its libraries.
+target_link_options(mixtape_flags INTERFACE -Wl,--as-needed)
 target_compile_options(mixtape_flags INTERFACE
   "$<$<COMPILE_LANGUAGE:CXX>:${host_options};${arch_options}>")
 if(MIXTAPE_WITH_CUDA)
@@ -71,8 +73,7 @@ function(mixtape_configure_library)
     target_link_libraries(mixtape PRIVATE CUDA::cudart_static CUDA::cublasLt)
   endif()
   if(MIXTAPE_WITH_CUDNN)
-    target_link_libraries(mixtape PRIVATE "$<BUILD_INTERFACE:CUDNN::frontend>" CUDNN::cudnn
-                          CUDA::nvrtc)
+    target_link_libraries(mixtape PRIVATE "$<BUILD_INTERFACE:CUDNN::frontend>" CUDNN::cudnn)
   endif()
   if(MIXTAPE_WITH_NCCL)
     target_link_libraries(mixtape PRIVATE NCCL::nccl)
