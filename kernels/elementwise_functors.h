@@ -202,8 +202,10 @@ struct Tanh {
 struct Erf {
   static constexpr Reads kReads = Reads::input;
   static constexpr bool kIntegral = false, kFull = false;
-  MT_F static T value(T x) { return math::erf(x); }
-  MT_F static T derivative(T dy, T x) {
+  MT_F
+  static T value(T x) { return math::erf(x); }
+  MT_F
+  static T derivative(T dy, T x) {
     return dy * math::constant(x, 1.12837916709551257390) * math::exp(-(x * x));
   }
 };
