@@ -54,6 +54,10 @@ foreach(name IN ITEMS CUDA CUDNN NCCL MPI ONEDNN)
   endif()
 endforeach()
 
+# Every program that links the library may use Eigen too, with other vector options: renaming the
+# namespace keeps the linker from merging the two sets of inline functions.
+target_compile_definitions(mixtape_flags INTERFACE "$<$<COMPILE_LANGUAGE:CXX>:Eigen=MixtapeEigen>")
+
 # Output settings, include paths and dependencies of the one library target.
 function(mixtape_configure_library)
   set_target_properties(mixtape PROPERTIES
@@ -62,6 +66,10 @@ function(mixtape_configure_library)
     CXX_STANDARD 20 CXX_STANDARD_REQUIRED ON CXX_EXTENSIONS OFF
     CUDA_STANDARD 20 CUDA_STANDARD_REQUIRED ON CUDA_EXTENSIONS OFF)
   target_compile_features(mixtape PUBLIC cxx_std_20)
+  if(MIXTAPE_WITH_CUDA)
+    # kernels/kernel.h: a user's op that calls a kernel must see the same pair of functions.
+    target_compile_definitions(mixtape INTERFACE MIXTAPE_WITH_CUDA)
+  endif()
   target_include_directories(mixtape PUBLIC
     "$<BUILD_INTERFACE:${PROJECT_SOURCE_DIR}>"
     "$<BUILD_INTERFACE:${PROJECT_SOURCE_DIR}/engine/public>"
