@@ -1,3 +1,4 @@
+# shellcheck shell=bash disable=SC2034
 # Shared by quickstart.sh, test.sh and .ci/run: system packages, the CMake configure and build, and
 # the Fashion-MNIST files. Sourced, never run; works on Debian 12 and Ubuntu 24.04, and elsewhere
 # says which packages it would have needed.
@@ -117,9 +118,8 @@ has_cudnn() {
 
 # The cuDNN frontend's headers exist only in a Python wheel; it goes into the repository's .venv.
 install_cudnn_frontend() {
-  local headers
-  headers=$(compgen -G "$MIXTAPE_ROOT/.venv/lib/python3*/site-packages/include/cudnn_frontend.h") \
-    && return 0
+  local wheel="$MIXTAPE_ROOT/.venv/lib/python3*/site-packages/include/cudnn_frontend.h"
+  compgen -G "$wheel" >/dev/null && return 0
   if python3 -c "import importlib.metadata as m; m.version('nvidia-cudnn-frontend')" 2>/dev/null; then
     return 0
   fi
