@@ -19,8 +19,8 @@ struct PoolGeometry {
 };
 
 struct Conv2dArgs {
-  View x, w, y;  // y: the output, or the incoming gradient in the backward kernels
-  View bias;     // optional (forward)
+  View x = {}, w = {}, y = {};  // y: the output, or the incoming gradient in the backward kernels
+  View bias = {};     // optional (forward)
   Activation activation = Activation::none;  // none or relu (forward, after the bias)
   ConvGeometry geometry;
 };

@@ -22,7 +22,7 @@ enum class BinaryOp : std::uint8_t {
 
 /// A tensor view or, when `view` is absent, a number.
 struct Operand {
-  View view;
+  View view = {};
   Scalar scalar;
   Operand() = default;
   Operand(const View& v) : view(v) {}      // NOLINT(google-explicit-constructor)

@@ -12,22 +12,22 @@
 namespace mixtape::kernels {
 
 struct CrossEntropyForward {
-  View row_loss;  // out (N), f32 (f64 for f64)
-  View lse;       // out (N), f32 (f64 for f64): log-sum-exp of each row
-  View count;     // out, optional, 1 element f32: rows that are not ignored
-  View loss;      // out, optional, 1 element of any floating dtype: sum of row_loss, over count if
+  View row_loss = {};  // out (N), f32 (f64 for f64)
+  View lse = {};       // out (N), f32 (f64 for f64): log-sum-exp of each row
+  View count = {};     // out, optional, 1 element f32: rows that are not ignored
+  View loss = {};      // out, optional, 1 element of any floating dtype: sum of row_loss, over count if
                   // `mean`
-  View logits, target;
+  View logits = {}, target = {};
   std::int64_t ignore_index = -100;
   float label_smoothing = 0;
   bool mean = false;  // mean over no rows is NaN, as PyTorch's
 };
 
 struct CrossEntropyBackward {
-  View dlogits;  // out (N, V); may be logits' memory
-  View dy;       // (N) or 1 element: gradient of the row losses or of the reduced loss
-  View count;    // absent: sum or per-row; else dy is divided by it
-  View lse, logits, target;
+  View dlogits = {};  // out (N, V); may be logits' memory
+  View dy = {};       // (N) or 1 element: gradient of the row losses or of the reduced loss
+  View count = {};    // absent: sum or per-row; else dy is divided by it
+  View lse = {}, logits = {}, target = {};
   std::int64_t ignore_index = -100;
   float label_smoothing = 0;
 };

@@ -18,11 +18,11 @@ namespace mixtape::kernels {
 enum class Activation : std::uint8_t { none, relu, gelu_tanh, gelu, silu };
 
 struct MatmulArgs {
-  View out, a, b;
+  View out = {}, a = {}, b = {};
   float alpha = 1, beta = 0;
-  View bias;                                 // (N), dtype of a or f32; absent: none
+  View bias = {};                                 // (N), dtype of a or f32; absent: none
   Activation activation = Activation::none;  // not with beta != 0
-  View pre_activation;  // optional (M, N) of out's dtype: alpha a b + bias, for the
+  View pre_activation = {};  // optional (M, N) of out's dtype: alpha a b + bias, for the
                         // derivative of gelu_tanh, gelu and silu
 };
 
