@@ -47,6 +47,7 @@ void throw_out_of_memory(const std::string& place, std::size_t requested, const 
 namespace {
 CachingAllocator& caching_allocator_of(Device device) {
   if (device.is_cpu()) return cpu_allocator();
+  check_device("allocator_of", device);
   return cudart::device_allocator(device.index);
 }
 

@@ -116,8 +116,7 @@ StreamGuard::~StreamGuard() {
   if (previous_device_ < 0) return;
   const int index = previous_.device().index;
   current_streams[index] = previous_.native();
-  // Cannot fail: the device was current before.
-  if (previous_device_ != index) cudart::set_current_device(previous_device_);
+  if (previous_device_ != index) cudart::restore_current_device(previous_device_);
 }
 
 void synchronize(Device device) {

@@ -17,7 +17,9 @@ namespace {
 
 int current_device() { refuse(); }
 void set_current_device(int) { refuse(); }
+void restore_current_device(int) noexcept {}
 void check_not_forked() { refuse(); }
+bool in_forked_child() noexcept { return false; }
 void* create_stream(int, bool) { refuse(); }
 void synchronize_stream(int, void*) { refuse(); }
 void synchronize_device(int) { refuse(); }
@@ -34,6 +36,9 @@ void set(int, void*, int, std::size_t, void*) { refuse(); }
 DeviceError* error_slot(int) { refuse(); }
 void check_kernel(const char*, int, void*, bool) { refuse(); }
 detail::CachingAllocator& device_allocator(int) { refuse(); }
+std::uint64_t create_memory_pool(int) { refuse(); }
+void release_memory_pool(int, std::uint64_t) noexcept {}
+std::uint64_t exchange_memory_pool(int, std::uint64_t) noexcept { return 0; }
 detail::CachingAllocator& pinned_allocator() { refuse(); }
 
 }  // namespace mixtape::cudart

@@ -25,8 +25,12 @@ int device_count() noexcept;
 std::string unavailable_reason();
 int current_device();
 void set_current_device(int device);
+/// As set_current_device for the end of a scope: an error of earlier work is left for the next
+/// call.
+void restore_current_device(int device) noexcept;
 /// Throws in a child process forked after CUDA was initialised, where CUDA cannot work.
 void check_not_forked();
+bool in_forked_child() noexcept;
 
 /// From a pool of 32 a device and priority, handed out in turn.
 void* create_stream(int device, bool high_priority);
@@ -53,6 +57,12 @@ DeviceError* error_slot(int device);
 void check_kernel(const char* kernel, int device, void* stream, bool wait);
 
 detail::CachingAllocator& device_allocator(int device);
+/// A pool of a device's memory that only the threads that entered it allocate from
+/// (engine/memory_pool.h). Number 0 is the common one.
+std::uint64_t create_memory_pool(int device);
+void release_memory_pool(int device, std::uint64_t pool) noexcept;
+/// Enters a pool on this thread and returns the one it was in.
+std::uint64_t exchange_memory_pool(int device, std::uint64_t pool) noexcept;
 detail::CachingAllocator& pinned_allocator();
 
 }  // namespace mixtape::cudart
