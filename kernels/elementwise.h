@@ -29,30 +29,31 @@ struct Operand {
   Operand(const Scalar& s) : scalar(s) {}  // NOLINT(google-explicit-constructor)
 };
 
-#define MT_DECLARE_ELEMENTWISE                                                                     \
-  /* out = f(x) */                                                                                 \
-  void unary(const Stream&, UnaryOp op, Dtype compute, View out, View x);                          \
-  /* dx = dy * f'(saved): the functor says whether `saved` is f's input or its output. */          \
-  void unary_backward(const Stream&, UnaryOp op, View dx, View dy, View saved);                    \
-  /* out = f(a, b) */                                                                              \
-  void binary(const Stream&, BinaryOp op, Dtype compute, View out, const Operand& a,               \
-              const Operand& b);                                                                   \
-  /* dx = dy * df/d(input 0 or 1), all of out's shape; operands the functor does not need */       \
-  /* (kNeeds) may be absent. Not for comparisons. */                                               \
-  void binary_backward(const Stream&, BinaryOp op, int input, View dx, View dy, const Operand& a,  \
-                       const Operand& b);                                                          \
-  /* out = condition ? a : b, condition of dtype b8 or u8. */                                      \
-  void where(const Stream&, Dtype compute, View out, View condition, const Operand& a,             \
-             const Operand& b);                                                                    \
-  /* out = min(max(x, lo), hi); NaN in x or in a bound gives NaN. -inf/inf bounds mean none. */    \
-  void clamp(const Stream&, Dtype compute, View out, View x, Scalar lo, Scalar hi);                \
-  /* dx = dy where lo <= x <= hi (bounds included), else 0. */                                     \
-  void clamp_backward(const Stream&, View dx, View dy, View x, Scalar lo, Scalar hi);              \
-  /* out = x converted to out's dtype, any strides on both sides (also the cast kernel). f32 to */ \
-  /* 16-bit rounds to nearest even; float to integer truncates towards zero; to b8 is x != 0. */   \
-  void copy(const Stream&, View out, View x);                                                      \
-  void fill(const Stream&, View out, Scalar value);                                                \
-  /* out[i] = start + i * step, for i in [0, numel); out is contiguous. */                         \
+#define MT_DECLARE_ELEMENTWISE                                                                    \
+  /* out = f(x) */                                                                                \
+  void unary(const Stream&, UnaryOp op, Dtype compute, View out, View x);                         \
+  /* dx = dy * f'(saved): the functor says whether `saved` is f's input or its output. */         \
+  void unary_backward(const Stream&, UnaryOp op, View dx, View dy, View saved);                   \
+  /* out = f(a, b) */                                                                             \
+  void binary(const Stream&, BinaryOp op, Dtype compute, View out, const Operand& a,              \
+              const Operand& b);                                                                  \
+  /* dx = dy * df/d(input 0 or 1), all of out's shape; operands the functor does not need */      \
+  /* (kNeeds) may be absent. Not for comparisons. */                                              \
+  void binary_backward(const Stream&, BinaryOp op, int input, View dx, View dy, const Operand& a, \
+                       const Operand& b);                                                         \
+  /* out = condition ? a : b, condition of dtype b8 or u8. */                                     \
+  void where(const Stream&, Dtype compute, View out, View condition, const Operand& a,            \
+             const Operand& b);                                                                   \
+  /* out = min(max(x, lo), hi); NaN in x or in a bound gives NaN. -inf/inf bounds mean none. */   \
+  void clamp(const Stream&, Dtype compute, View out, View x, Scalar lo, Scalar hi);               \
+  /* dx = dy where lo <= x <= hi (bounds included), else 0. */                                    \
+  void clamp_backward(const Stream&, View dx, View dy, View x, Scalar lo, Scalar hi);             \
+  /* out = x converted to out's dtype, any strides on both sides (also the cast kernel). */       \
+  /* f32 to 16-bit rounds to nearest even; f64 and integers reach 16-bit through f32; float */    \
+  /* to integer truncates towards zero, out of range unspecified; to b8 is x != 0. */             \
+  void copy(const Stream&, View out, View x);                                                     \
+  void fill(const Stream&, View out, Scalar value);                                               \
+  /* out[i] = start + i * step, for i in [0, numel); out is contiguous. */                        \
   void arange(const Stream&, View out, Scalar start, Scalar step);
 
 namespace cpu {
