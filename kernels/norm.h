@@ -28,6 +28,7 @@ struct LayerNormBackward {
   View weight = {}, mean = {}, rstd = {};
 };
 
+/// Scratch for the sums of dweight and dbias; not needed when both are absent.
 std::size_t layer_norm_backward_workspace_bytes(Device device, std::int64_t rows,
                                                 std::int64_t columns);
 
@@ -37,7 +38,8 @@ std::size_t layer_norm_backward_workspace_bytes(Device device, std::int64_t rows
 
 namespace cpu {
 MT_DECLARE_NORM
-}
+std::size_t layer_norm_backward_workspace_bytes(std::int64_t rows, std::int64_t columns);
+}  // namespace cpu
 namespace cuda {
 MT_DECLARE_NORM
 std::size_t layer_norm_backward_workspace_bytes(std::int64_t rows, std::int64_t columns);

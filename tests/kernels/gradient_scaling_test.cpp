@@ -40,14 +40,6 @@ struct Gradients {
   }
 };
 
-template <class F>
-void on_each_device(F&& f) {
-  for (Device d : test_devices()) {
-    SCOPED_TRACE(d.is_cpu() ? "cpu" : "cuda");
-    f(d);
-  }
-}
-
 TEST(GradientUnscale, MultipliesOnceAndRoundsOnce) {
   on_each_device([](Device d) {
     for (Dtype dtype : kFloatingDtypes) {

@@ -11,8 +11,18 @@
 #include <vector>
 
 #include "engine/dtype.h"
+#include "tests/kernels/buffer.h"
 
 namespace mixtape::testing {
+
+/// Calls f(device) for each device of the machine.
+template <class F>
+inline void on_each_device(F&& f) {
+  for (Device d : test_devices()) {
+    SCOPED_TRACE(::testing::Message() << "on " << d);
+    f(d);
+  }
+}
 
 inline constexpr Dtype kFloatingDtypes[] = {Dtype::f32, Dtype::f64, Dtype::f16, Dtype::bf16};
 inline constexpr double kInfinity = std::numeric_limits<double>::infinity();

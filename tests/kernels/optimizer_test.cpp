@@ -133,14 +133,6 @@ struct Reference {
 constexpr double kRoundingsPerStep = 12;
 const double kStepTolerance = kRoundingsPerStep * 0x1p-24;
 
-template <class F>
-void on_each_device(F&& f) {
-  for (Device d : test_devices()) {
-    SCOPED_TRACE(d.is_cpu() ? "cpu" : "cuda");
-    f(d);
-  }
-}
-
 // ---- values printed by torch.optim in float64 -------------------------------------------------
 
 const Values kStart = {1.0, -2.0, 0.5, 3.0, -0.25};

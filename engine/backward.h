@@ -1,0 +1,76 @@
+// One backward pass over the tape.
+//
+// Nodes run in the reverse order of recording, which is a topological order because a node is
+// always recorded after those it reads. The pass runs on the caller's thread; each node on the
+// stream of its forward, with events between streams. Per leaf: tensor hooks, accumulate,
+// post-accumulate hooks, as soon as its last contribution is in, so that communication can overlap
+// the rest.
+#pragma once
+
+#include <unordered_map>
+#include <vector>
+
+#include "engine/node.h"
+
+namespace mixtape {
+
+class BackwardRun {
+ public:
+  /// retain: keep saved tensors; create_graph: record the pass itself; accumulate: add to leaves'
+  /// gradients (false: only what capture() asked for is returned).
+  BackwardRun(bool retain, bool create_graph, bool accumulate)
+      : retain_(retain || create_graph), create_graph_(create_graph), accumulate_(accumulate) {}
+
+  void add_root(const Tensor& output, const Tensor& gradient);
+  /// Returns the index of the result for `input` in results().
+  int capture(const Tensor& input);
+  void run();
+  std::vector<Tensor>& results() { return results_; }
+
+ private:
+  struct NodeEntry {
+    Node* node;
+    SmallVector<Tensor, 1> gradients;              // of the node's outputs, summed so far
+    SmallVector<std::pair<int, int>, 1> captures;  // (output, result)
+    bool needed = false;
+  };
+  struct LeafEntry {
+    TensorImpl* leaf;
+    int remaining = 0;  // contributions still to come
+    bool touched = false;
+    bool needed = false;
+    Tensor gradient;  // summed so far, for leaves with hooks or captured ones
+    SmallVector<int, 1> captures;
+  };
+
+  int node_index(Node* node);
+  int leaf_index(TensorImpl* leaf);
+  void discover();
+  void mark_needed();
+  void run_node(NodeEntry& entry);
+  void call_backward(NodeEntry& entry, SmallVector<GradDst, 3>& dx);
+  void prepare(NodeEntry& entry, SmallVector<GradDst, 3>& dx);
+  TensorImpl* direct_leaf(const Edge& edge);
+  void deliver(NodeEntry& entry, SmallVector<GradDst, 3>& dx);
+  void route(const Edge& edge, Tensor gradient);
+  void contribute(LeafEntry& entry, const Tensor& gradient);
+  void finish_contribution(LeafEntry& entry);
+  void add_to_leaf(TensorImpl& leaf, const Tensor& gradient);
+  void sum_into(Tensor& total, const Tensor& more) const;
+  void follow_stream(const Stream& producer, const Stream& consumer);
+  Tensor poison_second_derivative(const NodeEntry& entry, const Tensor& gradient) const;
+  void fail();
+
+  bool retain_, create_graph_, accumulate_;
+  bool scaled_ = false;
+  Stream main_stream_;
+  std::vector<Stream> side_streams_;
+  std::vector<std::pair<Edge, Tensor>> roots_;
+  std::vector<NodeEntry> nodes_;
+  std::vector<LeafEntry> leaves_;
+  std::unordered_map<const void*, int> index_;
+  std::vector<Tensor> results_;
+  std::vector<Ref<TensorImpl>> captured_leaves_;
+};
+
+}  // namespace mixtape

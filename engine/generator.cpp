@@ -1,0 +1,56 @@
+#include "engine/generator.h"
+
+#include <map>
+#include <mutex>
+#include <utility>
+
+namespace mixtape {
+namespace {
+
+constexpr std::uint64_t kDefaultSeed = 0x6d69787461706521;  // any fixed number will do
+
+struct Generators {
+  std::mutex mutex;
+  std::uint64_t seed = kDefaultSeed;
+  std::map<std::pair<DeviceType, int>, PhiloxState> states;
+
+  PhiloxState& of(Device d) {
+    return states.try_emplace({d.type, d.index}, PhiloxState{seed, 0}).first->second;
+  }
+};
+Generators& generators() {
+  static Generators instance;
+  return instance;
+}
+
+}  // namespace
+
+void manual_seed(std::uint64_t seed) {
+  Generators& all = generators();
+  const std::lock_guard lock(all.mutex);
+  all.seed = seed;
+  all.states.clear();
+}
+
+PhiloxState draw_random(Device device, std::int64_t n) {
+  Generators& all = generators();
+  const std::lock_guard lock(all.mutex);
+  PhiloxState& state = all.of(device);
+  const PhiloxState drawn = state;
+  state.offset += philox_blocks(static_cast<std::uint64_t>(n));
+  return drawn;
+}
+
+PhiloxState random_state(Device device) {
+  Generators& all = generators();
+  const std::lock_guard lock(all.mutex);
+  return all.of(device);
+}
+
+void set_random_state(Device device, PhiloxState state) {
+  Generators& all = generators();
+  const std::lock_guard lock(all.mutex);
+  all.of(device) = state;
+}
+
+}  // namespace mixtape

@@ -1,0 +1,27 @@
+#include "engine/storage.h"
+
+#include <new>
+
+namespace mixtape {
+
+Ref<Storage> Storage::create(std::size_t bytes, Device device) {
+  Allocator& allocator = allocator_of(device);
+  const Block block = allocator.allocate(bytes, Stream::current(device));
+  return Ref<Storage>::adopt(new (pool_allocate(sizeof(Storage)))
+                                 Storage(block, device, allocator, false));
+}
+
+Ref<Storage> Storage::create_pinned(std::size_t bytes) {
+  Allocator& allocator = pinned_allocator();
+  const Block block = allocator.allocate(bytes, Stream());
+  return Ref<Storage>::adopt(new (pool_allocate(sizeof(Storage)))
+                                 Storage(block, Device::cpu(), allocator, true));
+}
+
+void Storage::destroy(Storage* storage) noexcept {
+  storage->allocator_->release(storage->block_);
+  storage->~Storage();
+  pool_free(storage, sizeof(Storage));
+}
+
+}  // namespace mixtape

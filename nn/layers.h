@@ -1,0 +1,184 @@
+// The standard layers. Parameters are float32 on the CPU until moved; defaults are PyTorch's.
+// Legend: N samples, C channels or features, H W image, V vocabulary.
+#pragma once
+
+#include <memory>
+
+#include "nn/module.h"
+#include "ops/ops.h"
+
+namespace mixtape::nn {
+
+/// y = act(x w^T + bias): (.., in) -> (.., out).
+struct LinearConfig {
+  bool bias = true;
+  Act act = Act::none;
+};
+class Linear : public Module<Linear> {
+ public:
+  Linear(std::int64_t in, std::int64_t out, LinearConfig config = {});
+  Tensor forward(const Tensor& x) { return linear(x, weight, bias, {.act = config_.act}); }
+  std::string describe() const override;
+  Tensor weight;  // (out, in)
+  Tensor bias;    // (out), undefined without
+
+ private:
+  LinearConfig config_;
+};
+
+/// (N, C, H, W) -> (N, O, P, Q).
+struct Conv2dConfig {
+  Shape kernel = {3, 3}, stride = {1, 1}, padding = {0, 0}, dilation = {1, 1};
+  std::int64_t groups = 1;
+  bool bias = true;
+  Act act = Act::none;  // none or relu
+};
+class Conv2d : public Module<Conv2d> {
+ public:
+  Conv2d(std::int64_t in, std::int64_t out, Conv2dConfig config = {});
+  Tensor forward(const Tensor& x);
+  std::string describe() const override;
+  Tensor weight;  // (O, C / groups, R, S)
+  Tensor bias;    // (O), undefined without
+
+ private:
+  Conv2dConfig config_;
+};
+
+class MaxPool2d : public Module<MaxPool2d> {
+ public:
+  explicit MaxPool2d(Pool2dOptions options = {}) : options_(options) {}
+  Tensor forward(const Tensor& x) { return max_pool2d(x, options_); }
+  std::string describe() const override;
+
+ private:
+  Pool2dOptions options_;
+};
+class AvgPool2d : public Module<AvgPool2d> {
+ public:
+  explicit AvgPool2d(Pool2dOptions options = {}) : options_(options) {}
+  Tensor forward(const Tensor& x) { return avg_pool2d(x, options_); }
+  std::string describe() const override;
+
+ private:
+  Pool2dOptions options_;
+};
+
+/// Over the last dimensions `normalized`: (.., normalized) -> the same.
+struct LayerNormConfig {
+  double eps = 1e-5;
+  bool bias = true;
+};
+class LayerNorm : public Module<LayerNorm> {
+ public:
+  explicit LayerNorm(const Shape& normalized, LayerNormConfig config = {});
+  Tensor forward(const Tensor& x) { return layer_norm(x, normalized_, weight, bias, config_.eps); }
+  std::string describe() const override;
+  Tensor weight, bias;
+
+ private:
+  Shape normalized_;
+  LayerNormConfig config_;
+};
+
+/// Class indices (..) -> (.., C).
+class Embedding : public Module<Embedding> {
+ public:
+  Embedding(std::int64_t count, std::int64_t features, std::int64_t padding_index = -1);
+  Tensor forward(const Tensor& index) { return embedding(weight, index, padding_index_); }
+  std::string describe() const override;
+  Tensor weight;  // (V, C)
+
+ private:
+  std::int64_t padding_index_;
+};
+
+class Dropout : public Module<Dropout> {
+ public:
+  explicit Dropout(double p = 0.5);
+  Tensor forward(const Tensor& x) { return dropout(x, p_, training()); }
+  std::string describe() const override;
+
+ private:
+  double p_;
+};
+
+/// (N, d1, d2, ..) -> (N, d1 * d2 * ..).
+class Flatten : public Module<Flatten> {
+ public:
+  Tensor forward(const Tensor& x) { return x.flatten(1); }
+};
+
+/// Activations as modules, for Sequential.
+#define MT_ACTIVATION_MODULE(Name, function)                \
+  class Name : public Module<Name> {                        \
+   public:                                                  \
+    Tensor forward(const Tensor& x) { return function(x); } \
+  };
+MT_ACTIVATION_MODULE(Relu, relu)
+MT_ACTIVATION_MODULE(Gelu, gelu)
+MT_ACTIVATION_MODULE(GeluTanh, gelu_tanh)
+MT_ACTIVATION_MODULE(Silu, silu)
+MT_ACTIVATION_MODULE(Sigmoid, sigmoid)
+MT_ACTIVATION_MODULE(Tanh, tanh)
+#undef MT_ACTIVATION_MODULE
+
+/// A list of modules of one type, registered as "0", "1", ...
+template <class T>
+class ModuleList : public Module<ModuleList<T>> {
+ public:
+  ModuleList() = default;
+  /// Constructs a module in place at the end.
+  template <class... Args>
+  T& emplace_back(Args&&... args) {
+    items_.push_back(std::make_unique<T>(std::forward<Args>(args)...));
+    this->add(std::to_string(items_.size() - 1), *items_.back());
+    return *items_.back();
+  }
+  std::size_t size() const { return items_.size(); }
+  T& operator[](std::size_t i) { return *items_.at(i); }
+  class Iterator {
+   public:
+    explicit Iterator(std::unique_ptr<T>* at) : at_(at) {}
+    T& operator*() const { return **at_; }
+    Iterator& operator++() {
+      ++at_;
+      return *this;
+    }
+    friend bool operator==(const Iterator&, const Iterator&) = default;
+
+   private:
+    std::unique_ptr<T>* at_;
+  };
+  Iterator begin() { return Iterator(items_.data()); }
+  Iterator end() { return Iterator(items_.data() + items_.size()); }
+
+ private:
+  std::vector<std::unique_ptr<T>> items_;
+};
+
+/// Modules of any tensor-to-tensor type, run one after the other.
+///   Sequential net;  net.push<Linear>(784, 512);  net.push<Relu>();  net.push<Linear>(512, 10);
+class Sequential : public Module<Sequential> {
+ public:
+  Sequential() = default;
+  template <class T, class... Args>
+  T& push(Args&&... args) {
+    auto module = std::make_unique<T>(std::forward<Args>(args)...);
+    T& made = *module;
+    add(std::to_string(steps_.size()), made);
+    steps_.push_back({std::move(module), [&made](const Tensor& x) -> Tensor { return made(x); }});
+    return made;
+  }
+  Tensor forward(const Tensor& x);
+  std::size_t size() const { return steps_.size(); }
+
+ private:
+  struct Step {
+    std::unique_ptr<ModuleBase> module;
+    std::function<Tensor(const Tensor&)> run;
+  };
+  std::vector<Step> steps_;
+};
+
+}  // namespace mixtape::nn

@@ -1,0 +1,230 @@
+// Matrix products and the fused linear layer.
+#include "kernels/matmul.h"
+
+#include "engine/grad_mode.h"
+#include "ops/op_support.h"
+#include "ops/tensor_math.h"
+
+namespace mixtape {
+
+using kernels::Activation;
+
+namespace {
+
+/// Each matrix of t has a unit stride in one of its last two dimensions and no overlap.
+bool matrix_ready(const Tensor& t) {
+  const Shape &n = t.shape(), &s = t.strides();
+  const int r = t.dim() - 2, c = t.dim() - 1;
+  const auto ordered = [](std::int64_t inner_size, std::int64_t inner, std::int64_t outer_size,
+                          std::int64_t outer) {
+    return (inner == 1 || inner_size == 1) && (outer >= inner_size || outer_size == 1);
+  };
+  return ordered(n[c], s[c], n[r], s[r]) || ordered(n[r], s[r], n[c], s[c]);
+}
+Tensor as_matrix(const Tensor& t) { return matrix_ready(t) ? t : t.contiguous(); }
+
+void run_matmul(const kernels::MatmulArgs& args) {
+  const ScratchWorkspace scratch(kernels::matmul_workspace_bytes(args.out.device), args.out.device);
+  kernels::matmul(Stream::current(args.out.device), args, scratch);
+}
+
+/// dst = a b (added to what is there, where the destination is a leaf's gradient).
+void product_into(GradDst& dst, const Tensor& a, const Tensor& b) {
+  const auto [out, beta] = dst.accumulator();
+  run_matmul({.out = out.view(), .a = as_matrix(a).view(), .b = as_matrix(b).view(), .beta = beta});
+}
+
+void check_operands(const char* op, const Tensor& a, const Tensor& b) {
+  check_floating(op, "operands", a);
+  MT_CHECK(a.dtype() == b.dtype(), op, ": expected operands of one dtype, got ", a.describe(),
+           " and ", b.describe());
+}
+
+/// (M, K) x (K, N), or (B, M, K) x (B, K, N).
+struct Matmul {
+  static constexpr OpInfo info{.name = "matmul", .cast = Cast::low, .higher_order = true};
+
+  Metas infer(Inputs in) const {
+    const Tensor &a = in[0], &b = in[1];
+    check_operands("matmul", a, b);
+    Shape out = a.shape();
+    out.back() = b.size(-1);
+    return {{out, a.dtype()}};
+  }
+  void forward(Inputs in, Outputs out, Saved& saved) const {
+    const Tensor a = as_matrix(in[0]), b = as_matrix(in[1]);
+    run_matmul({.out = out[0].view(), .a = a.view(), .b = b.view()});
+    saved.value(in[1].requires_grad() ? in[0] : Tensor());
+    saved.value(in[0].requires_grad() ? in[1] : Tensor());
+  }
+  void backward(const Saved& saved, Inputs dys, Grads dx) const {
+    const Tensor& dy = dys[0];
+    if (dx[0]) {
+      const Tensor b = saved[1];
+      if (grad_enabled())
+        dx[0].set(matmul(dy, b.t()));
+      else
+        product_into(dx[0], dy, b.t());
+    }
+    if (dx[1]) {
+      const Tensor a = saved[0];
+      if (grad_enabled())
+        dx[1].set(matmul(a.t(), dy));
+      else
+        product_into(dx[1], a.t(), dy);
+    }
+  }
+};
+
+Activation activation_of(Act act) {
+  switch (act) {
+    case Act::none: return Activation::none;
+    case Act::relu: return Activation::relu;
+    case Act::gelu_tanh: return Activation::gelu_tanh;
+    case Act::gelu: return Activation::gelu;
+    case Act::silu: return Activation::silu;
+  }
+  MT_THROW("linear: invalid activation ", static_cast<int>(act));
+}
+
+Tensor activation_derivative(Act act, const Tensor& dy, const Tensor& kept) {
+  switch (act) {
+    case Act::relu: return functors::Relu::derivative(dy, kept);
+    case Act::gelu_tanh: return functors::GeluTanh::derivative(dy, kept);
+    case Act::gelu: return functors::Gelu::derivative(dy, kept);
+    case Act::silu: return functors::Silu::derivative(dy, kept);
+    case Act::none: break;
+  }
+  return dy;
+}
+
+/// y = act(x w^T + bias); x (N, in), w (out, in), bias (out).
+struct Linear {
+  Act act;
+  static constexpr OpInfo info{.name = "linear", .cast = Cast::low, .higher_order = true};
+
+  bool reads_pre_activation() const { return act != Act::none && act != Act::relu; }
+
+  Metas infer(Inputs in) const {
+    const Tensor &x = in[0], &w = in[1], &bias = in[2];
+    check_operands("linear", x, w);
+    MT_CHECK(!bias || (bias.dim() == 1 && bias.size(0) == w.size(0) && bias.dtype() == x.dtype()),
+             "linear: expected a bias of ", x.dtype(), "(", w.size(0), "), got ", bias.describe());
+    return {{{x.size(0), w.size(0)}, x.dtype()}};
+  }
+  void forward(Inputs in, Outputs out, Saved& saved) const {
+    const Tensor x = as_matrix(in[0]), w = as_matrix(in[1]);
+    Tensor z;  // pre-activation (N, out)
+    if (saved.recording() && reads_pre_activation())
+      z = Tensor::empty(out[0].shape(), out[0].dtype(), out[0].device());
+    const View wt = View{w.raw_data(),
+                         {w.size(1), w.size(0)},
+                         {w.strides()[1], w.strides()[0]},
+                         w.dtype(),
+                         w.device(),
+                         true};
+    const Tensor bias = in[2] ? in[2].contiguous() : Tensor();
+    run_matmul({.out = out[0].view(),
+                .a = x.view(),
+                .b = wt,
+                .bias = view_or_absent(bias),
+                .activation = activation_of(act),
+                .pre_activation = view_or_absent(z)});
+    saved.value(in[1].requires_grad() ? in[0] : Tensor());
+    saved.value(in[0].requires_grad() ? in[1] : Tensor());
+    saved.value(act == Act::relu ? out[0] : z);
+  }
+  void backward(const Saved& saved, Inputs dys, Grads dx) const {
+    if (grad_enabled()) return recorded_backward(saved, dys[0], dx);
+    const Tensor dy = dys[0].contiguous();  // (N, out)
+    Tensor dz = dy;
+    const Tensor kept = saved[2];
+    if (act != Act::none) dz = Tensor::empty(dy.shape(), dy.dtype(), dy.device());
+    if (act != Act::none || dx[2]) {
+      GradDst::Accumulator bias{{}, 0};
+      if (dx[2]) bias = dx[2].accumulator();
+      const ScratchWorkspace scratch(
+          kernels::activation_backward_workspace_bytes(dy.device(), dy.size(0), dy.size(1)),
+          dy.device());
+      kernels::activation_backward(
+          stream_of(dy), activation_of(act), act == Act::none ? View{} : dz.view(),
+          view_or_absent(bias.tensor), bias.beta, dy.view(), view_or_absent(kept), scratch);
+    }
+    if (dx[0]) product_into(dx[0], dz, saved[1]);
+    if (dx[1]) product_into(dx[1], dz.t(), saved[0]);
+  }
+
+ private:
+  void recorded_backward(const Saved& saved, const Tensor& dy, Grads dx) const {
+    Tensor kept = saved[2];
+    if (reads_pre_activation()) {  // with its history, which the fused forward did not record
+      const Tensor x = saved[0], w = saved[1];
+      MT_CHECK(
+          x && w,
+          "linear: second derivatives with an activation need gradients for both x and weight");
+      MT_CHECK(!dx[2],
+               "linear: second derivatives with a bias and a fused activation are not available; "
+               "apply the "
+               "activation as an op of its own");
+      kept = matmul(x, w.t());
+    }
+    const Tensor dz = activation_derivative(act, dy, kept);
+    if (dx[0]) dx[0].set(matmul(dz, saved[1]));
+    if (dx[1]) dx[1].set(matmul(dz.t(), saved[0]));
+    if (dx[2]) dx[2].set(sum_to(dz, dx[2].meta().shape));
+  }
+};
+
+}  // namespace
+
+Tensor matmul(const Tensor& a, const Tensor& b) {
+  MT_CHECK(a.dim() >= 1 && b.dim() >= 1, "matmul: expected at least one dimension, got ",
+           a.describe(), " and ", b.describe());
+  if (a.dim() == 1) {
+    const Tensor y = matmul(a.unsqueeze(0), b);
+    return y.squeeze(b.dim() == 1 ? 0 : -2);
+  }
+  if (b.dim() == 1) return matmul(a, b.unsqueeze(1)).squeeze(-1);
+  MT_CHECK(a.size(-1) == b.size(-2), "matmul: expected inner sizes to match, got ", a.describe(),
+           " and ", b.describe());
+  if (a.dim() == 2 && b.dim() == 2) return apply(Matmul{}, {a, b});
+  if (b.dim() == 2) {  // fold the batch into the rows
+    Shape sizes = a.shape();
+    sizes.back() = b.size(1);
+    return apply(Matmul{},
+                 {a.reshape({a.numel() / std::max<std::int64_t>(a.size(-1), 1), a.size(-1)}), b})
+        .reshape(sizes);
+  }
+  const auto batch_of = [](const Tensor& t) {
+    return Shape(std::span(t.shape().begin(), static_cast<std::size_t>(t.dim() - 2)));
+  };
+  const Shape batch = broadcast_shapes("matmul", batch_of(a), batch_of(b));
+  const auto expanded = [&](const Tensor& t) {
+    Shape sizes = batch;
+    sizes.push_back(t.size(-2));
+    sizes.push_back(t.size(-1));
+    return t.expand(sizes).reshape({batch.numel(), t.size(-2), t.size(-1)});
+  };
+  Shape sizes = batch;
+  sizes.push_back(a.size(-2));
+  sizes.push_back(b.size(-1));
+  return apply(Matmul{}, {expanded(a), expanded(b)}).reshape(sizes);
+}
+
+Tensor linear(const Tensor& x, const Tensor& weight, const Tensor& bias, LinearOptions options) {
+  MT_CHECK(x.dim() >= 1 && weight.dim() == 2,
+           "linear: expected x (.., in) and a weight (out, in), got ", x.describe(), " and ",
+           weight.describe());
+  MT_CHECK(x.size(-1) == weight.size(1), "linear: expected x of ", weight.size(1),
+           " features for a weight ", weight.shape(), ", got ", x.describe());
+  if (x.dim() == 2) return apply(Linear{options.act}, {x, weight, bias});
+  Shape sizes = x.shape();
+  std::int64_t rows = 1;
+  for (int i = 0; i + 1 < x.dim(); ++i) rows *= x.size(i);
+  sizes.back() = weight.size(0);
+  return apply(Linear{options.act}, {x.reshape({rows, x.size(-1)}), weight, bias}).reshape(sizes);
+}
+
+Tensor Tensor::matmul(const Tensor& other) const { return mixtape::matmul(*this, other); }
+
+}  // namespace mixtape

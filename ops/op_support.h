@@ -1,0 +1,32 @@
+// Helpers shared by the op families.
+#pragma once
+
+#include "engine/op.h"
+#include "kernels/kernel.h"
+#include "ops/ops.h"
+
+namespace mixtape {
+
+inline Stream stream_of(const Tensor& t) { return Stream::current(t.device()); }
+inline View view_or_absent(const Tensor& t) { return t ? t.view() : View{}; }
+
+/// A workspace that lives until the end of the scope.
+struct ScratchWorkspace {
+  ScratchWorkspace(std::size_t bytes, Device device) : scratch(bytes, device) {}
+  operator Workspace() const { return {scratch.data(), scratch.bytes()}; }
+  Scratch scratch;
+};
+
+/// Promotion of two operands as PyTorch does it: a 0-d tensor changes the dtype only if it is of a
+/// higher kind (bool < integer < float) than the other.
+Dtype result_dtype(const Tensor& a, const Tensor& b);
+
+/// out (keepdim form, x's rank) = sum of x, without recording.
+void run_sum(const Tensor& out, const Tensor& x);
+
+inline void check_floating(const char* op, const char* what, const Tensor& t) {
+  MT_CHECK(is_floating(t.dtype()), op, ": expected ", what, " of a floating dtype, got ",
+           t.describe());
+}
+
+}  // namespace mixtape

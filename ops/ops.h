@@ -1,0 +1,182 @@
+// The public functions on tensors, by family. Shapes are in comments: B batch, N rows or samples,
+// C channels or classes, H W image. Every function checks its arguments and throws mixtape::Error
+// as "op: expected ..., got ..."; all but those marked [no gradient] are recorded on the tape.
+#pragma once
+
+#include <optional>
+#include <vector>
+
+#include "engine/tensor.h"
+
+namespace mixtape {
+
+// ---- factories (ops/factory.cpp) ---------------------------------------------------------------
+Tensor empty(const Shape& sizes, const TensorOptions& options = {});
+Tensor zeros(const Shape& sizes, const TensorOptions& options = {});
+Tensor ones(const Shape& sizes, const TensorOptions& options = {});
+Tensor full(const Shape& sizes, const Scalar& value, const TensorOptions& options = {});
+/// start, start + step, ... below stop (above it for a negative step).
+Tensor arange(const Scalar& start, const Scalar& stop, const Scalar& step = 1,
+              const TensorOptions& options = {.dtype = Dtype::i64});
+/// Uniform in [0, 1), from the device's generator.
+Tensor rand(const Shape& sizes, const TensorOptions& options = {});
+/// Standard normal.
+Tensor randn(const Shape& sizes, const TensorOptions& options = {});
+/// Integers in [lo, hi).
+Tensor randint(std::int64_t lo, std::int64_t hi, const Shape& sizes,
+               const TensorOptions& options = {.dtype = Dtype::i64});
+Tensor zeros_like(const Tensor& t);
+Tensor ones_like(const Tensor& t);
+Tensor empty_like(const Tensor& t);
+/// A copy of `values`, converted to options.dtype; their count must match the shape.
+template <class T>
+Tensor from_span(std::span<const T> values, const Shape& sizes,
+                 const TensorOptions& options = {.dtype = dtype_of<T>});
+template <class T>
+Tensor from_vector(const std::vector<T>& values, const Shape& sizes,
+                   const TensorOptions& options = {.dtype = dtype_of<T>}) {
+  return from_span(std::span<const T>(values), sizes, options);
+}
+/// A 1-D tensor of the listed values: tensor({1.0f, 2.0f}).
+template <class T>
+Tensor tensor(std::initializer_list<T> values,
+              const TensorOptions& options = {.dtype = dtype_of<T>}) {
+  return from_span(std::span<const T>(values.begin(), values.size()),
+                   {static_cast<std::int64_t>(values.size())}, options);
+}
+/// A 0-d tensor.
+Tensor scalar_tensor(const Scalar& value, const TensorOptions& options = {});
+
+// ---- elementwise (ops/elementwise.cpp; the list is kernels/elementwise.def) --------------------
+#define MT_UNARY(function, Functor) Tensor function(const Tensor& x);
+#define MT_BINARY(function, Functor)                 \
+  Tensor function(const Tensor& a, const Tensor& b); \
+  Tensor function(const Tensor& a, const Scalar& b); \
+  Tensor function(const Scalar& a, const Tensor& b);
+#include "kernels/elementwise.def"
+/// min(max(x, lo), hi); the gradient passes where lo <= x <= hi. NaN in x or a bound gives NaN.
+Tensor clamp(const Tensor& x, std::optional<double> lo, std::optional<double> hi);
+/// condition ? a : b, with broadcasting; the side not chosen gets a gradient of exactly 0.
+Tensor where(const Tensor& condition, const Tensor& a, const Tensor& b);
+Tensor where(const Tensor& condition, const Tensor& a, const Scalar& b);
+Tensor where(const Tensor& condition, const Scalar& a, const Tensor& b);
+/// x in another dtype.
+Tensor cast(const Tensor& x, Dtype dtype);
+
+inline Tensor operator+(const Tensor& a, const Tensor& b) { return add(a, b); }
+inline Tensor operator-(const Tensor& a, const Tensor& b) { return sub(a, b); }
+inline Tensor operator*(const Tensor& a, const Tensor& b) { return mul(a, b); }
+inline Tensor operator/(const Tensor& a, const Tensor& b) { return div(a, b); }
+inline Tensor operator-(const Tensor& a) { return neg(a); }
+#define MT_SCALAR_OPERATOR(symbol, function)                                                 \
+  inline Tensor operator symbol(const Tensor& a, const Scalar& b) { return function(a, b); } \
+  inline Tensor operator symbol(const Scalar& a, const Tensor& b) { return function(a, b); }
+MT_SCALAR_OPERATOR(+, add)
+MT_SCALAR_OPERATOR(-, sub)
+MT_SCALAR_OPERATOR(*, mul)
+MT_SCALAR_OPERATOR(/, div)
+#undef MT_SCALAR_OPERATOR
+
+// ---- reductions (ops/reduce.cpp): over `dims`, all of them when empty --------------------------
+Tensor sum(const Tensor& x, const Shape& dims = {}, bool keepdim = false);
+Tensor mean(const Tensor& x, const Shape& dims = {}, bool keepdim = false);
+/// Variance with divisor n - correction.
+Tensor var(const Tensor& x, const Shape& dims = {}, double correction = 1, bool keepdim = false);
+/// The largest element; equal maxima share its gradient equally.
+Tensor max(const Tensor& x);
+struct MaxResult {
+  Tensor values, indices;  // indices: int64 [no gradient]
+};
+/// The largest element along dim and its first index; the gradient goes to that index.
+MaxResult max(const Tensor& x, int dim, bool keepdim = false);
+/// Index of the first largest element along dim, int64 [no gradient].
+Tensor argmax(const Tensor& x, int dim, bool keepdim = false);
+/// x summed to `sizes`, which must broadcast to x's shape: the gradient of broadcasting.
+Tensor sum_to(const Tensor& x, const Shape& sizes);
+
+// ---- products (ops/matmul.cpp) -----------------------------------------------------------------
+/// NumPy's matmul: (.., M, K) x (.., K, N) -> (.., M, N), batches broadcast; 1-D operands are
+/// vectors.
+Tensor matmul(const Tensor& a, const Tensor& b);
+enum class Act : std::uint8_t { none, relu, gelu_tanh, gelu, silu };
+struct LinearOptions {
+  Act act = Act::none;
+};
+/// act(x w^T + bias): x (.., in), weight (out, in), bias (out) or undefined -> (.., out).
+Tensor linear(const Tensor& x, const Tensor& weight, const Tensor& bias = {},
+              LinearOptions options = {});
+
+// ---- shape (ops/shape.cpp) ---------------------------------------------------------------------
+Tensor reshape(const Tensor& x, const Shape& sizes);
+Tensor permute(const Tensor& x, const Shape& dims);
+Tensor transpose(const Tensor& x, int a, int b);
+Tensor expand(const Tensor& x, const Shape& sizes);
+Tensor slice(const Tensor& x, int dim, std::int64_t start, std::int64_t stop = Slice::kEnd,
+             std::int64_t step = 1);
+/// Joins along an existing dimension.
+Tensor cat(const std::vector<Tensor>& tensors, int dim = 0);
+/// Joins along a new dimension.
+Tensor stack(const std::vector<Tensor>& tensors, int dim = 0);
+
+// ---- indexing (ops/index.cpp): index tensors are int64 or int32 --------------------------------
+/// Rows of x along dim: out[.., k, ..] = x[.., index[k], ..].
+Tensor index_select(const Tensor& x, int dim, const Tensor& index);
+/// out[p] = x[p with p[dim] = index[p]]; out has index's shape.
+Tensor gather(const Tensor& x, int dim, const Tensor& index);
+/// x plus source added at index along dim (a new tensor).
+Tensor scatter_add(const Tensor& x, int dim, const Tensor& index, const Tensor& source);
+/// Rows of weight (V, C) at index (..) -> (.., C); rows at padding_index get no gradient.
+Tensor embedding(const Tensor& weight, const Tensor& index, std::int64_t padding_index = -1);
+
+// ---- softmax and losses (ops/loss.cpp) ---------------------------------------------------------
+Tensor softmax(const Tensor& x, int dim = -1);
+Tensor log_softmax(const Tensor& x, int dim = -1);
+enum class Reduction : std::uint8_t { mean, sum, none };
+struct CrossEntropyOptions {
+  std::int64_t ignore_index = -100;
+  float label_smoothing = 0;
+  Reduction reduction = Reduction::mean;
+};
+/// Logits (N, C) or (N, C, d1, ..) against classes (N) or (N, d1, ..) of int64 or int32.
+Tensor cross_entropy(const Tensor& logits, const Tensor& target, CrossEntropyOptions options = {});
+/// Mean (or sum, or elementwise) of (x - target)^2.
+Tensor mse_loss(const Tensor& x, const Tensor& target, Reduction reduction = Reduction::mean);
+
+// ---- normalisation (ops/norm.cpp) --------------------------------------------------------------
+/// (x - mean) * rstd over the last dimensions `normalized_shape`, times weight plus bias
+/// (optional).
+Tensor layer_norm(const Tensor& x, const Shape& normalized_shape, const Tensor& weight = {},
+                  const Tensor& bias = {}, double eps = 1e-5);
+struct AddLayerNormResult {
+  Tensor normalized, sum;
+};
+/// sum = x + residual, normalized = layer_norm(sum) over the last dimension, in one pass.
+AddLayerNormResult add_layer_norm(const Tensor& x, const Tensor& residual,
+                                  const Tensor& weight = {}, const Tensor& bias = {},
+                                  double eps = 1e-5);
+
+// ---- random (ops/random.cpp) -------------------------------------------------------------------
+/// Zeroes each element with probability p, scales the rest by 1 / (1 - p); x itself if not
+/// training.
+Tensor dropout(const Tensor& x, double p = 0.5, bool training = true);
+
+// ---- convolution and pooling (ops/conv.cpp): NCHW, or channels-last by strides ------------------
+struct Conv2dOptions {
+  Shape stride = {1, 1}, padding = {0, 0}, dilation = {1, 1};
+  std::int64_t groups = 1;
+  Act act = Act::none;  // none or relu, fused
+};
+/// x (N, C, H, W), weight (O, C/groups, R, S), bias (O) or undefined -> (N, O, P, Q).
+Tensor conv2d(const Tensor& x, const Tensor& weight, const Tensor& bias = {},
+              const Conv2dOptions& options = {});
+struct Pool2dOptions {
+  Shape kernel = {2, 2};
+  Shape stride = {};  // the kernel's size when empty
+  Shape padding = {0, 0};
+  bool count_include_pad = true;
+};
+/// x (N, C, H, W) -> (N, C, P, Q).
+Tensor max_pool2d(const Tensor& x, const Pool2dOptions& options = {});
+Tensor avg_pool2d(const Tensor& x, const Pool2dOptions& options = {});
+
+}  // namespace mixtape

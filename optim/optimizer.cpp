@@ -1,0 +1,329 @@
+#include "optim/optimizer.h"
+
+#include <atomic>
+#include <cstring>
+
+#include "engine/device_error.h"
+#include "engine/grad_mode.h"
+#include "engine/node.h"
+#include "engine/transfer.h"
+#include "ops/ops.h"
+
+namespace mixtape::optim {
+namespace {
+
+std::atomic<std::uint64_t> next_id{1};
+
+template <class T>
+bool same_bytes(const std::vector<T>& a, const std::vector<T>& b) {
+  return a.size() == b.size() &&
+         (a.empty() || std::memcmp(a.data(), b.data(), a.size() * sizeof(T)) == 0);
+}
+
+float* scalar_pointer(const Tensor& t) {
+  if (!t) return nullptr;
+  MT_CHECK(t.dtype() == Dtype::f32 && t.numel() == 1,
+           "step: expected device scalars of one float32, got ", t.describe());
+  return static_cast<float*>(t.raw_data());
+}
+
+std::string parameter_name(const Tensor& p, std::size_t group, std::size_t index) {
+  return p.name().empty() ? detail::concat("group", group, ".", index) : p.name();
+}
+
+}  // namespace
+
+Optimizer::Optimizer() : id_(next_id.fetch_add(1)) {}
+
+void Optimizer::step(const StepControl& control) {
+  MT_CHECK(
+      control.empty(),
+      "step: this optimizer has no step(const StepControl&), which a skipped or scaled step needs; "
+      "override it, or set GradScalerOptions::allow_sync");
+  step();
+}
+
+void Optimizer::zero_grad() {
+  for (Tensor& p : parameters()) p.zero_grad();
+}
+
+FusedOptimizer::FusedOptimizer(const char* name, int state_count, const char* const* state_names)
+    : name_(name), state_count_(state_count), state_names_(state_names) {}
+
+std::vector<Tensor> FusedOptimizer::parameters() const {
+  std::vector<Tensor> all;
+  for (const Group& g : groups_) all.insert(all.end(), g.parameters.begin(), g.parameters.end());
+  return all;
+}
+
+// ---- groups and state --------------------------------------------------------------------------
+
+void FusedOptimizer::add_parameters(const std::vector<Tensor>& parameters, const Scalars& scalars,
+                                    kernels::OptimizerFlags flags) {
+  MT_CHECK(!parameters.empty(), name_, ": expected at least one parameter, got none");
+  const Device device = parameters[0].device();
+  for (const Tensor& p : parameters) {
+    MT_CHECK(p.device() == device, name_, ": expected the parameters of a group on ", device,
+             ", got ", p.describe());
+    MT_CHECK(p.is_leaf() && p.requires_grad(), name_,
+             ": expected leaves that require gradients, got ", p.describe());
+    MT_CHECK(p.is_contiguous() && p.dtype() != Dtype::f64, name_,
+             ": expected contiguous float32, float16 or bfloat16 parameters, got ", p.describe());
+    for (const Tensor& q : this->parameters())
+      MT_CHECK(!p.same(q), name_, ": the parameter ", p.name(), " is in two groups");
+  }
+  attach_flat_gradients(parameters);
+  const NoGrad no_grad;
+  Group& g = groups_.emplace_back();
+  g.scalars = scalars;
+  g.flags = flags;
+  for (const Tensor& p : parameters) {
+    bool listed = false;
+    for (const Tensor& q : g.parameters) listed |= p.same(q);
+    if (listed) continue;
+    g.parameters.push_back(p);
+    for (int i = 0; i < state_count_; ++i)
+      g.state[i].push_back(zeros(p.shape(), {.device = device}));
+    g.masters.push_back(is_low_precision(p.dtype()) ? p.detach().to(Dtype::f32) : Tensor());
+  }
+  g.steps = zeros({static_cast<std::int64_t>(g.parameters.size())}, {.device = device});
+  g.device_scalars =
+      zeros({static_cast<std::int64_t>(sizeof(Scalars))}, {.dtype = Dtype::u8, .device = device});
+}
+
+float FusedOptimizer::lr(std::size_t group) const {
+  MT_CHECK(group < groups_.size(), name_, ": expected a group below ", groups_.size(), ", got ",
+           group);
+  return groups_[group].scalars.lr;
+}
+void FusedOptimizer::set_lr(float lr) {
+  for (Group& g : groups_) g.scalars.lr = lr;
+}
+void FusedOptimizer::set_lr(std::size_t group, float lr) {
+  MT_CHECK(group < groups_.size(), name_, ": expected a group below ", groups_.size(), ", got ",
+           group);
+  groups_[group].scalars.lr = lr;
+}
+
+// ---- the step ----------------------------------------------------------------------------------
+
+void FusedOptimizer::step(const StepControl& control) {
+  const OpScope scope(name_);
+  kernels::StepScalars step{scalar_pointer(control.found_inf), scalar_pointer(control.inv_scale),
+                            scalar_pointer(control.clip_factor), nullptr};
+  for (Group& g : groups_) {
+    step.device_error = device_error_slot(g.parameters[0].device());
+    step_group(g, step);
+  }
+}
+
+void FusedOptimizer::fill_entries(Group& g) const {
+  g.entries.clear();
+  std::int64_t chunk = 0;
+  for (std::size_t i = 0; i < g.parameters.size(); ++i) {
+    const Tensor& p = g.parameters[i];
+    const LeafGrad& leaf = leaf_grad(*p.impl());
+    if (leaf.state == GradState::none || p.numel() == 0) continue;
+    MT_CHECK(leaf.state == GradState::valid, name_, ": the gradient of ", parameter_name(p, 0, i),
+             " is incomplete because backward failed; call zero_grad() first");
+    MT_CHECK(leaf.flat && leaf.gradient.device() == p.device(), name_, ": ",
+             parameter_name(p, 0, i), " was moved after the optimizer was built");
+    kernels::ParameterEntry e;
+    std::memset(static_cast<void*>(&e), 0,
+                sizeof(e));  // padding too: entries are compared as bytes
+    e.parameter = p.raw_data();
+    e.master = g.masters[i] ? static_cast<float*>(g.masters[i].raw_data()) : nullptr;
+    e.gradient = leaf.gradient.raw_data();
+    for (int s = 0; s < state_count_; ++s)
+      e.state[s] = static_cast<float*>(g.state[s][i].raw_data());
+    const bool fresh =
+        leaf.shadow && leaf.shadow_version == p.version() && leaf.shadow.device() == p.device();
+    e.shadow = fresh ? leaf.shadow.raw_data() : nullptr;
+    e.step = static_cast<float*>(g.steps.raw_data()) + i;
+    e.numel = p.numel();
+    e.first_chunk = chunk;
+    e.dtype = p.dtype();
+    e.gradient_dtype = leaf.gradient.dtype();
+    e.shadow_dtype = fresh ? leaf.shadow.dtype() : Dtype::f32;
+    chunk += (p.numel() + kernels::kChunk - 1) / kernels::kChunk;
+    g.entries.push_back(e);
+  }
+}
+
+kernels::ParameterTable FusedOptimizer::upload(Group& g) const {
+  kernels::ParameterTable table;
+  table.host = table.device = g.entries.data();
+  table.count = static_cast<std::int64_t>(g.entries.size());
+  const auto& last = g.entries.back();
+  table.chunks = last.first_chunk + (last.numel + kernels::kChunk - 1) / kernels::kChunk;
+  const Device device = g.parameters[0].device();
+  if (device.is_cpu()) return table;
+  const std::size_t bytes = g.entries.size() * sizeof(kernels::ParameterEntry);
+  if (!same_bytes(g.entries, g.sent_entries)) {
+    g.device_entries = Tensor::empty({static_cast<std::int64_t>(bytes)}, Dtype::u8, device);
+    copy_bytes(g.device_entries.raw_data(), device, g.entries.data(), Device::cpu(), bytes,
+               Stream::current(device));
+    g.sent_entries = g.entries;
+  }
+  table.device = static_cast<const kernels::ParameterEntry*>(g.device_entries.raw_data());
+  return table;
+}
+
+void FusedOptimizer::step_group(Group& g, const kernels::StepScalars& step) {
+  fill_entries(g);
+  if (g.entries.empty()) return;
+  const Device device = g.parameters[0].device();
+  const Stream stream = Stream::current(device);
+  auto* scalars = static_cast<Scalars*>(g.device_scalars.raw_data());
+  if (!g.scalars_sent || std::memcmp(&g.scalars, &g.uploaded, sizeof(Scalars)) != 0) {
+    kernels::set_scalars(stream, scalars, g.scalars);
+    g.uploaded = g.scalars;
+    g.scalars_sent = true;
+  }
+  launch(stream, upload(g), scalars, g.flags, step);
+  for (const Tensor& p : g.parameters) {
+    LeafGrad& leaf = leaf_grad(*p.impl());
+    if (leaf.state != GradState::valid) continue;
+    const bool shadow_written = leaf.shadow && leaf.shadow_version == p.version();
+    p.impl()->storage->bump_version();
+    if (!shadow_written) continue;
+    leaf.shadow.impl()->storage->bump_version();
+    leaf.shadow_version = p.version();
+  }
+}
+
+// ---- checkpoints -------------------------------------------------------------------------------
+
+std::vector<std::pair<std::string, Tensor>> FusedOptimizer::named_state() const {
+  std::vector<std::pair<std::string, Tensor>> all;
+  for (std::size_t gi = 0; gi < groups_.size(); ++gi) {
+    const Group& g = groups_[gi];
+    for (std::size_t i = 0; i < g.parameters.size(); ++i) {
+      const std::string name = parameter_name(g.parameters[i], gi, i);
+      for (int s = 0; s < state_count_; ++s)
+        all.emplace_back(name + "." + state_names_[s], g.state[s][i]);
+      if (g.masters[i]) all.emplace_back(name + ".master", g.masters[i]);
+      all.emplace_back(name + ".step", make_view(g.steps, {}, {}, static_cast<std::int64_t>(i)));
+    }
+  }
+  return all;
+}
+
+State FusedOptimizer::state_dict() const {
+  State state;
+  for (auto& [name, tensor] : named_state()) state.push_back({name, tensor});
+  for (std::size_t gi = 0; gi < groups_.size(); ++gi) {
+    const auto& s = groups_[gi].scalars;
+    state.push_back(
+        {detail::concat("group", gi, ".hyper"),
+         tensor({s.lr, s.beta1, s.beta2, s.eps, s.weight_decay, s.momentum, s.dampening})});
+  }
+  return state;
+}
+
+void FusedOptimizer::load_state_dict(const State& state) {
+  const auto find = [&](const std::string& name) -> const Tensor& {
+    for (const nn::NamedTensor& n : state) {
+      if (n.name == name) return n.tensor;
+    }
+    MT_THROW(name_, ": load_state_dict: expected an entry '", name, "', got none");
+  };
+  const auto own = named_state();
+  for (const auto& [name, tensor] : own) {
+    const Tensor& given = find(name);
+    MT_CHECK(given.shape() == tensor.shape() && given.dtype() == tensor.dtype(), name_,
+             ": load_state_dict: expected ", tensor.describe(), " for '", name, "', got ",
+             given.describe());
+  }
+  std::vector<std::vector<float>> hyper;
+  for (std::size_t gi = 0; gi < groups_.size(); ++gi) {
+    hyper.push_back(find(detail::concat("group", gi, ".hyper")).to_vector<float>());
+    MT_CHECK(hyper.back().size() == 7, name_,
+             ": load_state_dict: expected 7 hyper-parameters, got ", hyper.back().size());
+  }
+  const NoGrad no_grad;
+  for (const auto& [name, tensor] : own) Tensor(tensor).copy_(find(name));
+  for (std::size_t gi = 0; gi < groups_.size(); ++gi) {
+    const auto& h = hyper[gi];
+    groups_[gi].scalars = {h[0], h[1], h[2], h[3], h[4], h[5], h[6], 0};
+  }
+}
+
+// ---- the optimizers ----------------------------------------------------------------------------
+
+namespace {
+constexpr const char* kSgdState[] = {"momentum"};
+constexpr const char* kAdamState[] = {"exp_avg", "exp_avg_sq"};
+}  // namespace
+
+Sgd::Sgd(const std::vector<Tensor>& parameters, SgdOptions options)
+    : FusedOptimizer("sgd", options.momentum != 0, kSgdState) {
+  add_group(parameters, options);
+}
+void Sgd::add_group(const std::vector<Tensor>& parameters, SgdOptions o) {
+  MT_CHECK((o.momentum != 0) == keeps_state(),
+           "sgd: expected all groups with momentum or all without, got a group with momentum ",
+           o.momentum);
+  MT_CHECK(!o.nesterov || (o.momentum > 0 && o.dampening == 0),
+           "sgd: expected momentum and no dampening for Nesterov, got ", o.momentum, " and ",
+           o.dampening);
+  add_parameters(parameters,
+                 {.lr = o.lr,
+                  .beta1 = 0,
+                  .beta2 = 0,
+                  .eps = 0,
+                  .weight_decay = o.weight_decay,
+                  .momentum = o.momentum,
+                  .dampening = o.dampening,
+                  .reserved = 0},
+                 {.nesterov = o.nesterov, .maximize = o.maximize});
+}
+void Sgd::launch(const Stream& stream, const kernels::ParameterTable& table, const Scalars* scalars,
+                 kernels::OptimizerFlags flags, const kernels::StepScalars& step) {
+  kernels::sgd_step(stream, table, scalars, flags, step);
+}
+
+namespace {
+template <class Options>
+kernels::OptimizerScalars adam_scalars(const char* name, const Options& o) {
+  MT_CHECK(o.beta1 >= 0 && o.beta1 < 1 && o.beta2 >= 0 && o.beta2 < 1, name,
+           ": expected betas in [0, 1), got ", o.beta1, " and ", o.beta2);
+  MT_CHECK(o.eps >= 0, name, ": expected eps of at least 0, got ", o.eps);
+  return {.lr = o.lr,
+          .beta1 = o.beta1,
+          .beta2 = o.beta2,
+          .eps = o.eps,
+          .weight_decay = o.weight_decay,
+          .momentum = 0,
+          .dampening = 0,
+          .reserved = 0};
+}
+}  // namespace
+
+Adam::Adam(const std::vector<Tensor>& parameters, AdamOptions options)
+    : FusedOptimizer("adam", 2, kAdamState) {
+  add_group(parameters, options);
+}
+void Adam::add_group(const std::vector<Tensor>& parameters, AdamOptions o) {
+  add_parameters(parameters, adam_scalars("adam", o), {.decoupled = false, .maximize = o.maximize});
+}
+void Adam::launch(const Stream& stream, const kernels::ParameterTable& table,
+                  const Scalars* scalars, kernels::OptimizerFlags flags,
+                  const kernels::StepScalars& step) {
+  kernels::adam_step(stream, table, scalars, flags, step);
+}
+
+AdamW::AdamW(const std::vector<Tensor>& parameters, AdamWOptions options)
+    : FusedOptimizer("adamw", 2, kAdamState) {
+  add_group(parameters, options);
+}
+void AdamW::add_group(const std::vector<Tensor>& parameters, AdamWOptions o) {
+  add_parameters(parameters, adam_scalars("adamw", o), {.decoupled = true, .maximize = o.maximize});
+}
+void AdamW::launch(const Stream& stream, const kernels::ParameterTable& table,
+                   const Scalars* scalars, kernels::OptimizerFlags flags,
+                   const kernels::StepScalars& step) {
+  kernels::adam_step(stream, table, scalars, flags, step);
+}
+
+}  // namespace mixtape::optim

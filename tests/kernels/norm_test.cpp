@@ -1,0 +1,349 @@
+// Layer normalisation against float64: rows with a large mean, the fused residual, and parameter
+// gradients.
+#include "kernels/norm.h"
+
+#include "engine/thread_pool.h"
+#include "tests/kernels/device_array.h"
+#include "tests/kernels/numbers.h"
+
+namespace mixtape::testing {
+namespace {
+
+using namespace kernels;
+using Values = std::vector<double>;
+
+constexpr double kEps = 1e-5;
+
+struct Rows {
+  std::int64_t n, c;
+};
+const Rows kRows[] = {{0, 8},  {1, 1},   {3, 2},    {5, 7},     {2, 16},
+                      {7, 33}, {70, 64}, {33, 100}, {300, 257}, {3, 5001}};
+
+struct Reference {
+  Values y, mean, rstd, normalised;
+  Reference(const Values& x, const Values& weight, const Values& bias, const Rows& r)
+      : y(x.size()), normalised(x.size()) {
+    const double c = static_cast<double>(r.c);
+    for (std::int64_t i = 0; i < r.n; ++i) {
+      const double* row = x.data() + i * r.c;
+      double m = 0, v = 0;
+      for (std::int64_t j = 0; j < r.c; ++j) m += row[j] / c;
+      for (std::int64_t j = 0; j < r.c; ++j) v += (row[j] - m) * (row[j] - m) / c;
+      mean.push_back(m);
+      rstd.push_back(1 / std::sqrt(v + kEps));
+      for (std::int64_t j = 0; j < r.c; ++j) {
+        const auto k = static_cast<std::size_t>(i * r.c + j), w = static_cast<std::size_t>(j);
+        normalised[k] = (row[j] - m) * rstd.back();
+        y[k] = normalised[k] * (weight.empty() ? 1 : weight[w]) + (bias.empty() ? 0 : bias[w]);
+      }
+    }
+  }
+};
+
+/// Roundings of a sum of c terms in at least 32 partial sums.
+double sum_roundings(std::int64_t c) { return static_cast<double>(c) / 32 + 24; }
+
+void run_forward(Device d, Dtype dtype, Dtype weight_dtype, const Rows& r, bool affine) {
+  const Values x = normals(dtype, r.n * r.c, 1, 2, 0.5);
+  const Values w = normals(weight_dtype, r.c, 2), b = normals(weight_dtype, r.c, 3);
+  const Reference want(x, affine ? w : Values{}, affine ? b : Values{}, r);
+  const Dtype stats = compute_dtype(dtype);
+  Buffer in(d, dtype, {r.n, r.c}, x), out(d, dtype, {r.n, r.c});
+  Buffer weight(d, weight_dtype, {r.c}, w), bias(d, weight_dtype, {r.c}, b);
+  Buffer mean(d, stats, {r.n}), rstd(d, stats, {r.n});
+  LayerNormForward args;
+  args.y = out.view();
+  args.x = in.view();
+  args.mean = mean.view();
+  args.rstd = rstd.view();
+  if (affine) {
+    args.weight = weight.view();
+    args.bias = bias.view();
+  }
+  args.eps = kEps;
+  layer_norm_forward(Stream::current(d), args);
+  const double u = compute_roundoff(dtype) * sum_roundings(r.c);
+  // Normalised values reach sqrt(c); a row of two nearly equal values amplifies by rstd.
+  Values bound(x.size());
+  for (std::size_t i = 0; i < bound.size(); ++i) {
+    const double amplified = 1 + want.rstd[i / static_cast<std::size_t>(r.c)];
+    const double weight_size = affine ? std::abs(w[i % static_cast<std::size_t>(r.c)]) : 1;
+    bound[i] =
+        u * 8 * amplified * weight_size + (unit_roundoff(dtype) + u) * std::abs(want.y[i]) + 4 * u;
+  }
+  expect_close(out.get(), want.y, bound);
+  expect_close(mean.get(), want.mean, 8 * u, u);
+  expect_close(rstd.get(), want.rstd, 0, 8 * u);
+  for (Buffer* buffer : {&out, &mean, &rstd}) buffer->check_guards();
+}
+
+TEST(LayerNorm, ForwardMatchesFloat64) {
+  on_each_device([](Device d) {
+    for (Dtype dtype : kFloatingDtypes) {
+      for (const Rows& r : kRows) {
+        SCOPED_TRACE(::testing::Message() << name_of(dtype) << " " << r.n << "x" << r.c);
+        const Dtype weight_dtype = dtype == Dtype::f64 ? Dtype::f64 : Dtype::f32;
+        run_forward(d, dtype, weight_dtype, r, true);
+        run_forward(d, dtype, dtype, r, true);
+        run_forward(d, dtype, weight_dtype, r, false);
+      }
+    }
+  });
+}
+
+TEST(LayerNorm, ResidualIsRoundedBeforeNormalising) {
+  on_each_device([](Device d) {
+    for (Dtype dtype : kFloatingDtypes) {
+      for (const Rows& r : kRows) {
+        const Values x = normals(dtype, r.n * r.c, 1), res = normals(dtype, r.n * r.c, 2);
+        Values sum(x.size());
+        const bool wide = dtype == Dtype::f64;
+        for (std::size_t i = 0; i < x.size(); ++i)
+          sum[i] = wide ? x[i] + res[i]
+                        : rounded(dtype, static_cast<float>(x[i]) + static_cast<float>(res[i]));
+        Buffer in(d, dtype, {r.n, r.c}, x), residual(d, dtype, {r.n, r.c}, res);
+        Buffer total(d, dtype, {r.n, r.c}), fused(d, dtype, {r.n, r.c}),
+            alone(d, dtype, {r.n, r.c});
+        LayerNormForward args;
+        args.y = fused.view();
+        args.sum = total.view();
+        args.x = in.view();
+        args.residual = residual.view();
+        layer_norm_forward(Stream::current(d), args);
+        expect_same(total.get(), sum);
+        LayerNormForward plain;
+        plain.y = alone.view();
+        plain.x = total.view();
+        layer_norm_forward(Stream::current(d), plain);
+        expect_same(fused.get(), alone.get());
+        fused.check_guards();
+        total.check_guards();
+      }
+    }
+  });
+}
+
+struct BackwardReference {
+  Values dx, dweight, dbias, dx_size, dweight_size, dbias_size;
+  BackwardReference(const Reference& f, const Values& dy, const Values& w, const Values& dsum,
+                    const Rows& r)
+      : dx(dy.size()),
+        dweight(static_cast<std::size_t>(r.c)),
+        dbias(dweight.size()),
+        dx_size(dy.size()),
+        dweight_size(dweight.size()),
+        dbias_size(dweight.size()) {
+    const double c = static_cast<double>(r.c);
+    for (std::int64_t i = 0; i < r.n; ++i) {
+      const auto at = [&](std::int64_t j) { return static_cast<std::size_t>(i * r.c + j); };
+      const auto weight = [&](std::int64_t j) {
+        return w.empty() ? 1.0 : w[static_cast<std::size_t>(j)];
+      };
+      double mean_g = 0, mean_gx = 0, size = 0;
+      for (std::int64_t j = 0; j < r.c; ++j) {
+        const double g = dy[at(j)] * weight(j), xh = f.normalised[at(j)];
+        mean_g += g / c;
+        mean_gx += g * xh / c;
+        size += std::abs(g) * (1 + std::abs(xh)) / c;
+        dweight[static_cast<std::size_t>(j)] += dy[at(j)] * xh;
+        dweight_size[static_cast<std::size_t>(j)] += std::abs(dy[at(j)] * xh) + std::abs(dy[at(j)]);
+        dbias[static_cast<std::size_t>(j)] += dy[at(j)];
+        dbias_size[static_cast<std::size_t>(j)] += std::abs(dy[at(j)]);
+      }
+      const double rstd = f.rstd[static_cast<std::size_t>(i)];
+      for (std::int64_t j = 0; j < r.c; ++j) {
+        const double g = dy[at(j)] * weight(j), xh = f.normalised[at(j)];
+        const double extra = dsum.empty() ? 0 : dsum[at(j)];
+        dx[at(j)] = rstd * (g - mean_g - xh * mean_gx) + extra;
+        dx_size[at(j)] =
+            rstd * (1 + rstd) * (std::abs(g) + size * (1 + std::abs(xh))) + std::abs(extra);
+      }
+    }
+  }
+};
+
+void run_backward(Device d, Dtype dtype, const Rows& r, bool affine, bool with_dsum, float beta) {
+  const Values x = normals(dtype, r.n * r.c, 1, 2, 0.5), dy = normals(dtype, r.n * r.c, 2);
+  const Dtype stats = compute_dtype(dtype), grads = stats;
+  const Values w = normals(stats, r.c, 3);
+  const Values ds = with_dsum ? normals(dtype, r.n * r.c, 4) : Values{};
+  const Values old = normals(grads, r.c, 5);
+  const Reference f(x, {}, {}, r);
+  const BackwardReference want(f, dy, affine ? w : Values{}, ds, r);
+  Buffer in(d, dtype, {r.n, r.c}, x), g(d, dtype, {r.n, r.c}, dy), dx(d, dtype, {r.n, r.c});
+  Buffer weight(d, stats, {r.c}, w), mean(d, stats, {r.n}, f.mean), rstd(d, stats, {r.n}, f.rstd);
+  Buffer dweight(d, grads, {r.c}), dbias(d, grads, {r.c});  // NaN: beta 0 must not read them
+  if (beta != 0) {
+    dweight.set(old);
+    dbias.set(old);
+  }
+  Buffer dsum(d, dtype, {r.n, r.c});
+  LayerNormBackward args;
+  args.dx = dx.view();
+  if (affine) {
+    args.weight = weight.view();
+    args.dweight = dweight.view();
+    args.dbias = dbias.view();
+    args.beta_weight = args.beta_bias = beta;
+  }
+  args.dy = g.view();
+  if (with_dsum) {
+    dsum.set(ds);
+    args.dsum = dsum.view();
+  }
+  args.x = in.view();
+  args.mean = mean.view();
+  args.rstd = rstd.view();
+  const TestWorkspace workspace(d, layer_norm_backward_workspace_bytes(d, r.n, r.c));
+  layer_norm_backward(Stream::current(d), args, workspace);
+  const double u = compute_roundoff(dtype) * sum_roundings(r.c);
+  const double column_u = compute_roundoff(dtype) * (sum_roundings(r.n) + 40);
+  Values bound(x.size()), dw = want.dweight, db = want.dbias;
+  for (std::size_t i = 0; i < bound.size(); ++i)
+    bound[i] = 4 * u * want.dx_size[i] + unit_roundoff(dtype) * std::abs(want.dx[i]) +
+               (dtype == Dtype::f16 ? 0x1p-25 : 0);
+  expect_close(dx.get(), want.dx, bound);
+  dx.check_guards();
+  if (!affine) return;
+  Values dw_bound(dw.size()), db_bound(dw.size());
+  const double rstd_max = f.rstd.empty() ? 0 : *std::max_element(f.rstd.begin(), f.rstd.end());
+  for (std::size_t i = 0; i < dw.size(); ++i) {
+    dw[i] += beta * old[i];
+    db[i] += beta * old[i];
+    dw_bound[i] = column_u * ((1 + 4 * rstd_max) * want.dweight_size[i] + std::abs(beta * old[i]));
+    db_bound[i] = column_u * (want.dbias_size[i] + std::abs(beta * old[i]));
+  }
+  expect_close(dweight.get(), dw, dw_bound);
+  expect_close(dbias.get(), db, db_bound);
+  dweight.check_guards();
+  dbias.check_guards();
+}
+
+TEST(LayerNorm, BackwardMatchesFloat64) {
+  on_each_device([](Device d) {
+    for (Dtype dtype : kFloatingDtypes) {
+      for (const Rows& r : kRows) {
+        SCOPED_TRACE(::testing::Message() << name_of(dtype) << " " << r.n << "x" << r.c);
+        run_backward(d, dtype, r, true, false, 0);
+        run_backward(d, dtype, r, true, true, 1);
+        run_backward(d, dtype, r, true, false, 0.5f);
+        run_backward(d, dtype, r, false, true, 0);
+      }
+    }
+  });
+}
+
+TEST(LayerNorm, LargeMeanKeepsItsDigits) {  // case 20
+  on_each_device([](Device d) {
+    const struct { double mean, first; } cases[] = {{1000, -1.3415}, {10000, -1.3313}};
+    for (const auto& c : cases) {
+      Values x;
+      for (int i = 0; i < 16; ++i) x.push_back(rounded(Dtype::f32, c.mean + i * 1e-3));
+      Buffer in(d, Dtype::f32, {1, 16}, x), out(d, Dtype::f32, {1, 16});
+      Buffer mean(d, Dtype::f32, {1}), rstd(d, Dtype::f32, {1});
+      LayerNormForward args;
+      args.y = out.view();
+      args.mean = mean.view();
+      args.rstd = rstd.view();
+      args.x = in.view();
+      layer_norm_forward(Stream::current(d), args);
+      const Reference want(x, {}, {}, {1, 16});
+      EXPECT_NEAR(want.y[0], c.first, 5e-5);
+      // The variance is right whatever the mean; centred values may carry the mean's rounding.
+      expect_close(rstd.get(), want.rstd, 0, 1e-3);
+      const double mean_rounding = c.mean * 0x1p-24;
+      const double bound = d.is_cpu() ? 1e-5 : 2 * mean_rounding * want.rstd[0] + 1e-4;
+      expect_close(out.get(), want.y, bound, 0);
+    }
+  });
+}
+
+TEST(LayerNorm, BackwardOfLargeMeanUsesTheExactMeanOnTheCpu) {
+  const Device d = Device::cpu();
+  Values x, dy = normals(Dtype::f32, 16, 3);
+  for (int i = 0; i < 16; ++i) x.push_back(rounded(Dtype::f32, 10000 + i * 1e-3));
+  const Rows r{1, 16};
+  const Reference f(x, {}, {}, r);
+  const BackwardReference want(f, dy, {}, {}, r);
+  Buffer in(d, Dtype::f32, {1, 16}, x), g(d, Dtype::f32, {1, 16}, dy), dx(d, Dtype::f32, {1, 16});
+  Buffer dweight(d, Dtype::f32, {16}), dbias(d, Dtype::f32, {16});
+  Buffer mean(d, Dtype::f32, {1}, f.mean), rstd(d, Dtype::f32, {1}, f.rstd);
+  LayerNormBackward args;
+  args.dx = dx.view();
+  args.dweight = dweight.view();
+  args.dbias = dbias.view();
+  args.dy = g.view();
+  args.x = in.view();
+  args.mean = mean.view();
+  args.rstd = rstd.view();
+  const TestWorkspace workspace(d, layer_norm_backward_workspace_bytes(d, 1, 16));
+  layer_norm_backward(Stream::current(d), args, workspace);
+  expect_close(dx.get(), want.dx, f.rstd[0] * 64 * 0x1p-24, 64 * 0x1p-24);
+  expect_close(dweight.get(), want.dweight, 64 * 0x1p-24, 64 * 0x1p-24);
+}
+
+TEST(LayerNorm, HalfRowOfLargeValuesDoesNotOverflow) {  // case 21
+  on_each_device([](Device d) {
+    Values x;
+    for (int i = 0; i < 1024; ++i) x.push_back(i % 2 == 0 ? 300 : -300);
+    Buffer in(d, Dtype::f16, {1, 1024}, x), out(d, Dtype::f16, {1, 1024});
+    LayerNormForward args;
+    args.y = out.view();
+    args.x = in.view();
+    layer_norm_forward(Stream::current(d), args);
+    for (double& v : x) v /= 300;
+    expect_same(out.get(), x);
+  });
+}
+
+TEST(LayerNorm, ConstantRowGivesBias) {
+  on_each_device([](Device d) {
+    Buffer in(d, Dtype::f32, {1, 5}, Values(5, 3.25)), out(d, Dtype::f32, {1, 5});
+    Buffer bias(d, Dtype::f32, {5}, Values{1, 2, 3, 4, 5});
+    LayerNormForward args;
+    args.y = out.view();
+    args.x = in.view();
+    args.bias = bias.view();
+    layer_norm_forward(Stream::current(d), args);
+    expect_same(out.get(), {1, 2, 3, 4, 5});
+  });
+}
+
+TEST(LayerNorm, RunsAndThreadCountsAreBitEqual) {
+  const int threads = num_threads();
+  on_each_device([](Device d) {
+    const Rows r{777, 130};
+    const Values x = normals(Dtype::f32, r.n * r.c, 1), dy = normals(Dtype::f32, r.n * r.c, 2);
+    const Reference f(x, {}, {}, r);
+    Values first_dx, first_dw, first_db;
+    for (int n : {1, 2, 3, 3}) {
+      set_num_threads(n);
+      Buffer in(d, Dtype::f32, {r.n, r.c}, x), g(d, Dtype::f32, {r.n, r.c}, dy);
+      Buffer dx(d, Dtype::f32, {r.n, r.c}), dw(d, Dtype::f32, {r.c}), db(d, Dtype::f32, {r.c});
+      Buffer mean(d, Dtype::f32, {r.n}, f.mean), rstd(d, Dtype::f32, {r.n}, f.rstd);
+      LayerNormBackward args;
+      args.dx = dx.view();
+      args.dweight = dw.view();
+      args.dbias = db.view();
+      args.dy = g.view();
+      args.x = in.view();
+      args.mean = mean.view();
+      args.rstd = rstd.view();
+      const TestWorkspace workspace(d, layer_norm_backward_workspace_bytes(d, r.n, r.c));
+      layer_norm_backward(Stream::current(d), args, workspace);
+      if (first_dx.empty()) {
+        first_dx = dx.get();
+        first_dw = dw.get();
+        first_db = db.get();
+      }
+      expect_same(dx.get(), first_dx);
+      expect_same(dw.get(), first_dw);
+      expect_same(db.get(), first_db);
+    }
+  });
+  set_num_threads(threads);
+}
+
+}  // namespace
+}  // namespace mixtape::testing
