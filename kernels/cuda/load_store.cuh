@@ -126,6 +126,14 @@ __device__ __forceinline__ uint4 pack(const float (&x)[kPerVector<T>]) {
   return make_uint4(words[0], words[1], words[2], words[3]);
 }
 
+/// One 16-byte store to global memory. A plain `*p = v` is split into four stores by the compiler
+/// where the store is conditional.
+__device__ __forceinline__ void store_vector(void* p, uint4 v) {
+  asm volatile("st.global.v4.b32 [%0], {%1, %2, %3, %4};" ::"l"(p), "r"(v.x), "r"(v.y), "r"(v.z),
+               "r"(v.w)
+               : "memory");
+}
+
 /// Whether p can be read in units of `bytes` (a power of two).
 inline bool aligned(const void* p, std::size_t bytes) {
   return (reinterpret_cast<std::uintptr_t>(p) & (bytes - 1)) == 0;
