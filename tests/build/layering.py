@@ -18,8 +18,8 @@ import sys
 # Headers of engine/ that kernels may use. They and the sources that implement them (same name, or
 # the name and a suffix, as in allocator_cuda.cpp; and engine/cuda/) use no other part of engine/.
 LEAVES = {
-    "allocator", "build_info", "caching_allocator", "check", "device", "device_error", "dtype",
-    "env", "half", "op_scope", "philox", "scalar", "shape", "stream", "thread_pool",
+    "allocator", "build_info", "caching_allocator", "check", "determinism", "device", "device_error",
+    "dtype", "env", "half", "op_scope", "philox", "scalar", "shape", "stream", "thread_pool",
     "thread_state", "transfer", "view",
 }
 LAYERS = {

@@ -87,3 +87,18 @@ function(mixtape_test_settings target)
     target_link_libraries(${target} PRIVATE CUDA::cudart_static)
   endif()
 endfunction()
+
+# mixtape_benchmark(NAME SOURCES files...): a Google Benchmark program, run by hand; `benchmarks`
+# builds them all.
+add_custom_target(benchmarks)
+function(mixtape_benchmark name)
+  cmake_parse_arguments(PARSE_ARGV 1 arg "" "" "SOURCES")
+  if(NOT MIXTAPE_BUILD_BENCHMARKS)
+    return()
+  endif()
+  find_package(benchmark REQUIRED)
+  add_executable(${name} ${arg_SOURCES})
+  target_link_libraries(${name} PRIVATE mixtape_flags mixtape::mixtape benchmark::benchmark_main)
+  mixtape_test_settings(${name})
+  add_dependencies(benchmarks ${name})
+endfunction()
