@@ -29,6 +29,12 @@ inline unsigned blocks_for(std::int64_t items, std::int64_t per_block) {
   return static_cast<unsigned>(blocks);
 }
 
+/// A kernel as cudaLaunchKernel names it.
+template <class... Params>
+const void* kernel_address(void (*kernel)(Params...)) {
+  return reinterpret_cast<const void*>(kernel);
+}
+
 /// kernel<<<grid, block, shared, stream>>>(args...), throwing if it cannot be launched.
 template <class... Params, class... Args>
 void launch(void (*kernel)(Params...), dim3 grid, dim3 block, std::size_t shared_bytes,
