@@ -12,10 +12,12 @@ std::string_view source_root() {
   return path.ends_with(kSelf) ? path.substr(0, path.size() - kSelf.size()) : std::string_view{};
 }
 
-// Relative to the repository; for files outside of it the last two components.
+// Relative to the repository; for files outside of it the last two components. A build may have
+// made all paths relative to the root already.
 std::string_view short_path(std::string_view path) {
   const std::string_view root = source_root();
   if (!root.empty() && path.starts_with(root)) return path.substr(root.size());
+  if (!path.starts_with('/') && !path.starts_with("../")) return path;
   std::size_t cut = path.rfind('/');
   if (cut != std::string_view::npos && cut > 0) cut = path.rfind('/', cut - 1);
   return cut == std::string_view::npos ? path : path.substr(cut + 1);

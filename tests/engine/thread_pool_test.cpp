@@ -202,6 +202,9 @@ TEST_F(ThreadPool, IdleWorkersSleep) {
 }
 
 TEST_F(ThreadPool, WorksInAForkedChild) {
+#if defined(__SANITIZE_THREAD__)
+  GTEST_SKIP() << "the thread sanitizer forbids threads in a forked child";
+#endif
   ranges_of(0, 4, 1);
   const pid_t child = fork();
   if (child == 0) {
