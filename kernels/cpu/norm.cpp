@@ -3,25 +3,17 @@
 // The mean is found in two steps: m1, a rounded mean, and c, the mean of x - m1, which is all that
 // rounding took away. Centred values are (x - m1) - c, so that a row whose mean is a million times
 // its deviation is normalised to full precision; the backward pass recovers the same c from the
-// saved mean. Parameter gradients are summed over a fixed partition of the rows (a function of
-// N alone), in float within kFlushRows rows and in double beyond: the same bits for any number of
-// threads.
+// saved mean. Parameter gradients are ColumnSums: the same bits for any number of threads.
 #include "kernels/norm.h"
 
 #include "engine/thread_pool.h"
+#include "kernels/cpu/column_sums.h"
 #include "kernels/cpu/convert.h"
 #include "kernels/cpu/row.h"
 #include "kernels/cpu/scratch.h"
 
 namespace mixtape::kernels::cpu {
 namespace {
-
-constexpr std::int64_t kChunkRows = 32, kMaxChunks = 32, kFlushRows = 64;
-constexpr std::int64_t kColumnGrain = 256;
-
-std::int64_t chunks_for(std::int64_t rows) {
-  return std::clamp<std::int64_t>((rows + kChunkRows - 1) / kChunkRows, 1, kMaxChunks);
-}
 
 void check_rows(const char* op, const View& like, std::initializer_list<View> others) {
   for (const View& v : others) {
@@ -115,33 +107,6 @@ void forward(const LayerNormForward& args) {
   });
 }
 
-/// Sums of one chunk of rows for dweight and dbias: float within kFlushRows rows, double beyond.
-template <class C>
-class ParameterSums {
- public:
-  ParameterSums(ScratchFrame& frame, double* total, std::int64_t n)
-      : n_(n), part_(frame.take<C>(2 * n)), total_(total) {
-    std::fill(part_, part_ + 2 * n, C(0));
-    std::fill(total_, total_ + 2 * n, 0.0);
-  }
-  C* weight() { return part_; }
-  C* bias() { return part_ + n_; }
-  void row_done() {
-    if (++rows_ % kFlushRows == 0) flush();
-  }
-  void flush() {
-    for (std::int64_t i = 0; i < 2 * n_; ++i) {
-      total_[i] += static_cast<double>(part_[i]);
-      part_[i] = 0;
-    }
-  }
-
- private:
-  std::int64_t n_, rows_ = 0;
-  C* part_;
-  double* total_;
-};
-
 template <class C>
 struct BackwardRow {
   const C *x, *dy, *weight, *dsum;  // weight and dsum may be null
@@ -196,7 +161,8 @@ void backward_rows(const LayerNormBackward& args, std::int64_t begin, std::int64
   C* const dy_buffer = frame.take<C>(n);
   C* const dsum_buffer = frame.take<C>(n);
   C* const dx_buffer = frame.take<C>(n);
-  ParameterSums<C> sums(frame, total != nullptr ? total : frame.take<double>(2 * n), n);
+  C* const part = total != nullptr ? frame.take<C>(2 * n) : nullptr;
+  ColumnSums<C> sums(part, total, total != nullptr ? 2 * n : 0);
   for (std::int64_t row = begin; row < end; ++row) {
     BackwardRow<C> r{};
     r.x = load_row(args.x, row, x_buffer);
@@ -207,30 +173,13 @@ void backward_rows(const LayerNormBackward& args, std::int64_t begin, std::int64
     r.rstd = args.rstd.ptr<C>()[row * args.rstd.stride(0)];
     r.n = n;
     if (args.dx) r.dx = open_row(args.dx, row, dx_buffer);
-    if (args.dweight) r.dweight = sums.weight();
-    if (args.dbias) r.dbias = sums.bias();
+    if (args.dweight) r.dweight = part;
+    if (args.dbias) r.dbias = part + n;
     backward_row(r);
     if (args.dx) store_row(args.dx, row, r.dx);
     if (total != nullptr) sums.row_done();
   }
   if (total != nullptr) sums.flush();
-}
-
-/// out = sum over chunks of partial + beta * out, for columns [begin, end).
-void reduce_chunks(const View& out, const double* partial, std::int64_t chunks, std::int64_t stride,
-                   float beta, std::int64_t begin, std::int64_t end) {
-  if (!out) return;
-  for (std::int64_t i = begin; i < end; ++i) {
-    double sum = 0;
-    for (std::int64_t c = 0; c < chunks; ++c) sum += partial[c * stride + i];
-    void* const to = element_address(out.data, out.dtype, i * out.stride(0));
-    if (beta != 0) {
-      double old = 0;
-      load_elements(out.dtype, to, &old, 1);
-      sum += beta * old;
-    }
-    store_elements(out.dtype, to, &sum, 1);
-  }
 }
 
 template <class C>
@@ -242,28 +191,26 @@ void backward(const LayerNormBackward& args, Workspace workspace) {
     });
     return;
   }
-  const std::int64_t chunks = chunks_for(rows), per_chunk = (rows + chunks - 1) / chunks;
+  const std::int64_t chunks = row_chunks(rows), each = rows_per_chunk(rows);
   MT_CHECK(workspace.bytes >= layer_norm_backward_workspace_bytes(rows, n),
            "layer_norm_backward: expected a workspace of ",
            layer_norm_backward_workspace_bytes(rows, n), " bytes, got ", workspace.bytes);
   double* const partial = static_cast<double*>(workspace.data);
   const std::int64_t grain =
-      std::max<std::int64_t>(1, row_grain(n) / std::max<std::int64_t>(1, per_chunk));
+      std::max<std::int64_t>(1, row_grain(n) / std::max<std::int64_t>(1, each));
   parallel_for(0, chunks, grain, [&](std::int64_t begin, std::int64_t end) {
     for (std::int64_t c = begin; c < end; ++c)
-      backward_rows<C>(args, std::min(rows, c * per_chunk), std::min(rows, (c + 1) * per_chunk),
+      backward_rows<C>(args, std::min(rows, c * each), std::min(rows, (c + 1) * each),
                        partial + c * 2 * n);
   });
-  parallel_for(0, n, kColumnGrain, [&](std::int64_t begin, std::int64_t end) {
-    reduce_chunks(args.dweight, partial, chunks, 2 * n, args.beta_weight, begin, end);
-    reduce_chunks(args.dbias, partial + n, chunks, 2 * n, args.beta_bias, begin, end);
-  });
+  store_column_sums(args.dweight, partial, chunks, 2 * n, args.beta_weight);
+  store_column_sums(args.dbias, partial + n, chunks, 2 * n, args.beta_bias);
 }
 
 }  // namespace
 
 std::size_t layer_norm_backward_workspace_bytes(std::int64_t rows, std::int64_t columns) {
-  return static_cast<std::size_t>(chunks_for(rows) * 2 * columns) * sizeof(double);
+  return static_cast<std::size_t>(row_chunks(rows) * 2 * columns) * sizeof(double);
 }
 
 void layer_norm_forward(const Stream&, const LayerNormForward& args) {
