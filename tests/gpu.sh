@@ -1,0 +1,106 @@
+#!/usr/bin/env bash
+# Everything that needs a GPU, in one call: all cuda tests, compute-sanitizer on the kernel tests, the
+# benchmarks, and PyTorch beside them where it is installed; a short table comes last.
+#
+#   tests/gpu.sh --bundle BUILD DIR   gather a build's binaries into DIR, to carry to a GPU machine
+#   tests/gpu.sh DIR [part...]        run them there; parts: tests sanitize bench torch (default: all)
+#
+# A build to carry: cmake -B BUILD -DBUILD_SHARED_LIBS=ON -DMIXTAPE_NATIVE=OFF -DMIXTAPE_ONEDNN=OFF
+# -DMIXTAPE_MPI=OFF -DCMAKE_CUDA_ARCHITECTURES=90. Logs go to $OUT (default: DIR/out).
+set -uo pipefail
+
+if [ "${1:-}" = --bundle ]; then
+  build=$2 dir=$3
+  mkdir -p "$dir/tests" "$dir/bench" "$dir/lib" "$dir/examples"
+  find "$build" -maxdepth 1 -name 'libmixtape.so*' -exec cp -a {} "$dir/lib/" \;
+  for binary in $(find "$build/tests" -type f -perm -u+x ! -name '*.so' ! -name '*.sh' ! -path '*/CMakeFiles/*'); do
+    case $(basename "$binary") in
+      *bench*) cp "$binary" "$dir/bench/" ;;
+      *) cp "$binary" "$dir/tests/" ;;
+    esac
+  done
+  find "$build/examples" -type f -perm -u+x ! -path '*/CMakeFiles/*' -exec cp {} "$dir/examples/" \; 2>/dev/null
+  find "$dir" -type f -exec strip --strip-unneeded {} \; 2>/dev/null
+  du -sh "$dir"
+  exit 0
+fi
+
+dir=$(cd "${1:?usage: tests/gpu.sh DIR [tests|sanitize|bench|torch ...]}" && pwd)
+shift
+parts=${*:-tests sanitize bench torch}
+here=$(cd "$(dirname "$0")" && pwd)
+out=${OUT:-$dir/out}
+mkdir -p "$out"
+export LD_LIBRARY_PATH=$dir/lib:${LD_LIBRARY_PATH:-} MIXTAPE_TEST_DEVICE=cuda NCCL_NVLS_ENABLE=0
+table=$out/table.txt
+: > "$table"
+
+run_tests() {
+  local passed=0 failed=0 summary
+  for t in "$dir"/tests/*; do
+    local name
+    name=$(basename "$t")
+    timeout "${TEST_TIMEOUT:-120}" "$t" --gtest_brief=1 > "$out/test_$name.log" 2>&1
+    local rc=$?
+    summary=$(grep -E '^\[  (PASSED|FAILED|SKIPPED)' "$out/test_$name.log" | head -3 | tr '\n' ' ')
+    if [ $rc -eq 0 ]; then
+      passed=$((passed + 1))
+    else
+      failed=$((failed + 1))
+      echo "FAILED $name rc=$rc $summary" | tee -a "$table"
+      grep -vE '^\[  (PASSED|FAILED|SKIPPED)|^Note:|^Running|^$' "$out/test_$name.log" | head -"${FAILURE_LINES:-12}"
+    fi
+  done
+  echo "tests: $passed binaries passed, $failed failed" | tee -a "$table"
+}
+
+run_sanitizer() {
+  for tool in memcheck racecheck; do
+    local clean=0 dirty=0
+    for t in "$dir"/tests/kernels_*; do
+      local name
+      name=$(basename "$t")
+      MIXTAPE_NO_CACHE=1 timeout "${SANITIZER_TIMEOUT:-90}" compute-sanitizer --tool $tool --error-exitcode 86 \
+        --kernel-name-exclude kernel_substring=cutlass --kernel-name-exclude kernel_substring=cublas \
+        "$t" --gtest_brief=1 ${SANITIZER_FILTER:+--gtest_filter=$SANITIZER_FILTER} > "$out/${tool}_$name.log" 2>&1
+      local rc=$?
+      if grep -q 'ERROR SUMMARY: 0 errors\|RACECHECK SUMMARY: 0 hazards' "$out/${tool}_$name.log"; then
+        clean=$((clean + 1))
+      else
+        dirty=$((dirty + 1))
+        echo "$tool $name rc=$rc: $(grep -E 'SUMMARY|=========.*(Invalid|hazard|Error)' "$out/${tool}_$name.log" | sort | uniq -c | sort -rn | head -3 | tr '\n' ';')" | tee -a "$table"
+      fi
+    done
+    echo "$tool: $clean binaries clean, $dirty not" | tee -a "$table"
+  done
+}
+
+run_benchmarks() {
+  for b in "$dir"/bench/*; do
+    local name
+    name=$(basename "$b")
+    timeout "${BENCH_TIMEOUT:-60}" "$b" ${BENCH_OPTIONS:-} > "$out/bench_$name.txt" 2>&1 || echo "$name rc=$?" >> "$table"
+    echo "== $name" >> "$table"
+    tail -n "${BENCH_LINES:-30}" "$out/bench_$name.txt" >> "$table"
+  done
+}
+
+run_torch() {
+  python3 -c 'import torch' 2> /dev/null || { echo "torch: not installed" >> "$table"; return; }
+  python3 "$here/benchmarks/torch_peer.py" ${TORCH_OPTIONS:-} > "$out/torch.txt" 2>&1
+  echo "== torch" >> "$table"
+  tail -n 40 "$out/torch.txt" >> "$table"
+}
+
+nvidia-smi --query-gpu=name,driver_version --format=csv,noheader | tee -a "$table"
+for part in $parts; do
+  case $part in
+    tests) run_tests ;;
+    sanitize) run_sanitizer ;;
+    bench) run_benchmarks ;;
+    torch) run_torch ;;
+    *) echo "unknown part $part"; exit 2 ;;
+  esac
+done
+echo "---- table ----"
+cat "$table"
