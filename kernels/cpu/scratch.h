@@ -22,7 +22,7 @@ class ScratchFrame {
   ~ScratchFrame() {
     arena_.current = run_;
     arena_.used = used_;
-    if (run_ == 0 && used_ == 0 && arena_.runs.size() > 1) arena_.reset();
+    if (run_ == 0 && used_ == 0 && arena_.must_reset()) arena_.reset();
   }
   ScratchFrame(const ScratchFrame&) = delete;
   ScratchFrame& operator=(const ScratchFrame&) = delete;
@@ -35,6 +35,7 @@ class ScratchFrame {
 
  private:
   static constexpr std::size_t kAlign = 64, kSmallestRun = std::size_t{1} << 16;
+  static constexpr std::size_t kLargestKept = std::size_t{1} << 26;  // between calls
   struct Delete {
     void operator()(std::byte* p) const { ::operator delete(p, std::align_val_t(kAlign)); }
   };
@@ -61,9 +62,13 @@ class ScratchFrame {
       used += bytes;
       return p;
     }
-    void reset() {  // next time one run as large as all these
+    bool must_reset() const {
+      return runs.size() > 1 || (!runs.empty() && runs[0].bytes > kLargestKept);
+    }
+    void reset() {  // next time one run as large as all these, within reason
       first = 0;
       for (const Run& r : runs) first += r.bytes;
+      first = std::min(first, kLargestKept);
       runs.clear();
     }
   };

@@ -1,0 +1,14 @@
+// Scratch sizes of convolution by device.
+#include "kernels/conv.h"
+
+namespace mixtape::kernels {
+
+std::size_t conv2d_workspace_bytes(const Stream& stream, ConvPass pass, const Conv2dArgs& args) {
+#if defined(MIXTAPE_WITH_CUDA)
+  if (stream.device().is_cuda()) return cuda::conv2d_workspace_bytes(stream, pass, args);
+#endif
+  MT_CHECK(stream.device().is_cpu(), "conv2d: this build has no CUDA backend");
+  return cpu::conv2d_workspace_bytes(pass, args);
+}
+
+}  // namespace mixtape::kernels
