@@ -47,7 +47,8 @@ void throw_out_of_memory(const std::string& place, std::size_t requested, const 
 namespace {
 CachingAllocator& caching_allocator_of(Device device) {
   if (device.is_cpu()) return cpu_allocator();
-  check_device("allocator_of", device);
+  // Without check_device's look at forks: memory is released in a forked child too.
+  if (device.index < 0 || device.index >= cuda_device_count()) check_device("allocator_of", device);
   return cudart::device_allocator(device.index);
 }
 

@@ -8,6 +8,7 @@
 #include <optional>
 
 #include "engine/allocator.h"
+#include "engine/cuda/capture_mode.h"
 #include "engine/cuda/cuda_check.h"
 #include "engine/cuda/pinned.h"
 
@@ -75,6 +76,7 @@ void download(char* dst, const char* src, std::size_t n, const Stream& stream) {
 // Memory that someone else pinned or manages is as good as ours.
 bool is_pinned(const void* data, const Stream& stream) {
   if (record_pinned_use(data, stream)) return true;
+  const RelaxedCapture relaxed;
   cudaPointerAttributes attributes{};
   MT_CUDA_CHECK(cudaPointerGetAttributes(&attributes, data));
   return attributes.type == cudaMemoryTypeHost || attributes.type == cudaMemoryTypeManaged;
