@@ -102,6 +102,13 @@ MT_HOST_DEVICE inline std::int64_t randint_value(std::uint32_t word, std::int64_
   return lo + static_cast<std::int64_t>((static_cast<std::uint64_t>(word) * range) >> 32);
 }
 
+/// Whether dropout with probability p keeps the element that drew this word.
+MT_HOST_DEVICE inline bool dropout_keeps(std::uint32_t word, float p) {
+  return uniform_from_bits(word) >= p;
+}
+/// What a kept element is multiplied by; 0 for p = 1, where none is kept.
+inline double dropout_scale(double p) { return p < 1 ? 1 / (1 - p) : 0; }
+
 namespace detail {
 /// The largest value of a 16-bit type that is below `hi`.
 template <class T>

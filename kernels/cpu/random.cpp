@@ -1,0 +1,168 @@
+// Random fills and dropout on the CPU. A register's worth of Philox counters runs at once; what is
+// made of the words is kernels/random_math.h in loops that the compiler vectorises, so the numbers
+// are those of the scalar formulas.
+#include "kernels/random.h"
+
+#include <algorithm>
+#include <array>
+#include <cstring>
+
+#if defined(__AVX2__)
+#include <immintrin.h>
+#endif
+
+#include "engine/thread_pool.h"
+#include "kernels/cpu/load_store.h"
+#include "kernels/cpu/packet.h"
+#include "kernels/random_math.h"
+
+namespace mixtape::kernels::cpu {
+
+namespace {
+
+constexpr std::int64_t kBlock = 1024;   // elements made at a time
+constexpr std::int64_t kGrain = 16384;  // elements worth a thread
+constexpr std::int64_t kLanes = Packet::kLanes;
+static_assert(kBlock % (4 * kLanes) == 0);
+
+using Words = Packet::UInts;
+typedef std::uint64_t Pairs __attribute__((vector_size(Packet::kLanes * 4)));
+
+/// Products of the even lanes, 64 bits each.
+Pairs multiply_even(Words a, Words b) {
+#if defined(__AVX512F__)
+  return (Pairs)_mm512_maskz_mul_epu32(0xFF, (__m512i)a, (__m512i)b);
+#elif defined(__AVX2__)
+  return (Pairs)_mm256_mul_epu32((__m256i)a, (__m256i)b);
+#else
+  return ((Pairs)a & 0xFFFFFFFFu) * ((Pairs)b & 0xFFFFFFFFu);
+#endif
+}
+
+/// Upper and lower words of the 64-bit products a * b.
+struct Product {
+  Words high, low;
+  Product(Words a, std::uint32_t factor) {
+    const Words b = Words{} + factor;
+    const Pairs even = multiply_even(a, b), odd = multiply_even((Words)((Pairs)a >> 32), b);
+    const Pairs lower = Pairs{} + 0xFFFFFFFFu;
+    high = (Words)((even >> 32) | (odd & ~lower));
+    low = (Words)((even & lower) | (odd << 32));
+  }
+};
+
+/// The words of counter blocks [first, first + kLanes): words[4 * block + lane]. As philox() of
+/// engine/philox.h.
+void philox_words(PhiloxState state, std::uint64_t first, std::uint32_t* words) {
+  std::array<Words, 4> c{};
+  for (std::int64_t k = 0; k < kLanes; ++k) {
+    const std::uint64_t counter = state.offset + first + static_cast<std::uint64_t>(k);
+    c[0][k] = static_cast<std::uint32_t>(counter);
+    c[1][k] = static_cast<std::uint32_t>(counter >> 32);
+  }
+  auto k0 = static_cast<std::uint32_t>(state.seed);
+  auto k1 = static_cast<std::uint32_t>(state.seed >> 32);
+  for (int round = 0; round < 10; ++round) {
+    const Product p0(c[0], 0xD2511F53u), p1(c[2], 0xCD9E8D57u);
+    c = {p1.high ^ c[1] ^ k0, p1.low, p0.high ^ c[3] ^ k1, p0.low};
+    k0 += 0x9E3779B9u;
+    k1 += 0xBB67AE85u;
+  }
+  std::uint32_t lanes[4][kLanes];
+  std::memcpy(lanes, c.data(), sizeof lanes);
+  for (std::int64_t k = 0; k < kLanes; ++k)
+    for (std::int64_t l = 0; l < 4; ++l) words[4 * k + l] = lanes[l][k];
+}
+
+/// Calls f(first element, count, words) for each block of a draw of n elements; words are kBlock
+/// long, whatever the count.
+template <class F>
+void for_each_block(std::int64_t n, PhiloxState state, F&& f) {
+  const std::int64_t blocks = (n + kBlock - 1) / kBlock;
+  const auto part = [&](std::int64_t begin, std::int64_t end) {
+    alignas(64) std::uint32_t words[kBlock];
+    for (std::int64_t b = begin; b < end; ++b) {
+      const std::int64_t first = b * kBlock, count = std::min(kBlock, n - first);
+      for (std::int64_t i = 0; i < count; i += 4 * kLanes)
+        philox_words(state, static_cast<std::uint64_t>((first + i) / 4), words + i);
+      f(first, count, words);
+    }
+  };
+  parallel_for(0, blocks, kGrain / kBlock, part);
+}
+
+/// As for_each_block for a draw made in floats: f(words, count, values), then values go to `out`.
+template <class F>
+void draw_floats(const View& out, PhiloxState state, F&& f) {
+  const StoreFunction store = store_function(Dtype::f32, out.dtype);
+  for_each_block(out.numel(), state,
+                 [&](std::int64_t first, std::int64_t count, const std::uint32_t* words) {
+                   void* to = element(out.data, out.dtype, first);
+                   alignas(64) float values[kBlock];
+                   f(words, count, values);
+                   store(values, to, 1, count);
+                 });
+}
+
+template <class C>
+void dropout_blocks(const View& out, const View& x, double p, PhiloxState state) {
+  const LoadFunction load = load_function(x.dtype, dtype_of<C>);
+  const StoreFunction store = store_function(dtype_of<C>, out.dtype);
+  const C scale = static_cast<C>(random_math::dropout_scale(p));
+  const float threshold = static_cast<float>(p);
+  for_each_block(
+      out.numel(), state, [&](std::int64_t first, std::int64_t count, const std::uint32_t* words) {
+        alignas(64) C values[kBlock];
+        load(element(x.data, x.dtype, first), 1, count, values);
+        for (std::int64_t i = 0; i < count; ++i)
+          values[i] = random_math::dropout_keeps(words[i], threshold) ? values[i] * scale : C{0};
+        store(values, element(out.data, out.dtype, first), 1, count);
+      });
+}
+
+}  // namespace
+
+void uniform(const Stream&, View out, PhiloxState state, double lo, double hi) {
+  const random_math::UniformRange range = random_math::uniform_range(out.dtype, lo, hi);
+  draw_floats(out, state, [&](const std::uint32_t* words, std::int64_t n, float* values) {
+    for (std::int64_t i = 0; i < n; ++i) values[i] = random_math::uniform_value(words[i], range);
+  });
+}
+
+void normal(const Stream&, View out, PhiloxState state, double mean, double std) {
+  const float centre = static_cast<float>(mean), deviation = static_cast<float>(std);
+  draw_floats(out, state, [&](const std::uint32_t* words, std::int64_t n, float* values) {
+    const std::int64_t pairs = (n + 1) / 2;
+    for (std::int64_t i = 0; i < pairs; ++i) {
+      const random_math::Pair z = random_math::normal_pair(words[2 * i], words[2 * i + 1]);
+      values[2 * i] = random_math::fused(deviation, z.first, centre);
+      values[2 * i + 1] = random_math::fused(deviation, z.second, centre);
+    }
+  });
+}
+
+void randint(const Stream&, View out, PhiloxState state, std::int64_t lo, std::int64_t hi) {
+  const std::uint64_t range = static_cast<std::uint64_t>(hi) - static_cast<std::uint64_t>(lo);
+  MT_CHECK(lo < hi && range <= (std::uint64_t{1} << 32),
+           "randint: expected 0 < hi - lo <= 2^32, got [", lo, ", ", hi, ")");
+  const Dtype compute = conversion_dtype(Dtype::i64, out.dtype);
+  const LoadFunction widen = load_function(Dtype::i64, compute);
+  const StoreFunction store = store_function(compute, out.dtype);
+  for_each_block(out.numel(), state,
+                 [&](std::int64_t first, std::int64_t count, const std::uint32_t* words) {
+                   alignas(64) std::int64_t values[kBlock], converted[kBlock];
+                   for (std::int64_t i = 0; i < count; ++i)
+                     values[i] = random_math::randint_value(words[i], lo, range);
+                   widen(values, 1, count, converted);
+                   store(converted, element(out.data, out.dtype, first), 1, count);
+                 });
+}
+
+void dropout(const Stream&, View out, View x, double p, PhiloxState state) {
+  if (x.dtype == Dtype::f64 || out.dtype == Dtype::f64)
+    dropout_blocks<double>(out, x, p, state);
+  else
+    dropout_blocks<float>(out, x, p, state);
+}
+
+}  // namespace mixtape::kernels::cpu
