@@ -1,20 +1,14 @@
 # mixtape_test(NAME SOURCES files... LABELS labels... [WHOLE] [TIMEOUT seconds])
 #
-# A GoogleTest binary NAME; a file needs no main(). Its tests are listed when ctest starts, one ctest
-# entry each, so that a failure and a skip have a name; WHOLE makes the binary one entry, for suites
-# of very many or very short cases.
+# A GoogleTest binary NAME; a file needs no main(). Its CPU tests are listed when ctest starts, one
+# ctest entry each, so that a failure and a skip have a name; WHOLE makes the binary one entry, for
+# suites of very many or very short cases.
 #
 # Labels: cpu and cuda say on which devices the tests run; a binary with both is run once for each,
 # and testing::test_devices() (tests/support/devices.h) tells it where. Without the CUDA backend or
 # without a GPU the cuda entries show as skipped. `dist` is for tests of several processes,
 # `threads`, beside cpu, for what the thread sanitizer should see. tests_LABEL builds a label's
 # binaries.
-
-set(MIXTAPE_TEST_ENVIRONMENT "")
-if(MIXTAPE_SANITIZE)
-  # A caching allocator would hide use-after-free from the sanitizers.
-  list(APPEND MIXTAPE_TEST_ENVIRONMENT MIXTAPE_NO_CACHE=1)
-endif()
 
 foreach(label IN ITEMS cpu cuda dist threads)
   add_custom_target(tests_${label})
@@ -54,26 +48,33 @@ function(mixtape_test name)
   endforeach()
 
   if("cuda" IN_LIST labels)
+    # One entry: each process pays for a CUDA context, and without a GPU there is nothing to list.
     list(REMOVE_ITEM labels cuda)
-    mixtape_register_test(${name} ".cuda" cuda cuda)
+    add_test(NAME ${name}.cuda COMMAND ${name})
+    mixtape_test_properties(properties cuda cuda)
+    set_tests_properties(${name}.cuda PROPERTIES ${properties})
   endif()
   if(labels)
-    mixtape_register_test(${name} "" cpu "${labels}")
+    mixtape_test_properties(properties cpu "${labels}")
+    if(arg_WHOLE)
+      add_test(NAME ${name} COMMAND ${name})
+      set_tests_properties(${name} PROPERTIES ${properties})
+    else()
+      include(GoogleTest)
+      # A machine with a GPU lists the instances on both devices.
+      gtest_discover_tests(${name} TEST_PREFIX "${name}." TEST_FILTER "-*/cuda*"
+                           DISCOVERY_MODE PRE_TEST DISCOVERY_TIMEOUT 60 PROPERTIES ${properties})
+    endif()
   endif()
 endfunction()
 
-# Adds the ctest entries of binary `name` on one device; for mixtape_test, whose arguments it reads.
-function(mixtape_register_test name suffix device labels)
-  set(properties LABELS "${labels}" TIMEOUT ${arg_TIMEOUT} SKIP_RETURN_CODE 77
-      ENVIRONMENT "MIXTAPE_TEST_DEVICE=${device};${MIXTAPE_TEST_ENVIRONMENT}")
-  if(arg_WHOLE)
-    add_test(NAME ${name}${suffix} COMMAND ${name})
-    set_tests_properties(${name}${suffix} PROPERTIES ${properties})
-  else()
-    include(GoogleTest)
-    gtest_discover_tests(${name} TEST_PREFIX "${name}${suffix}." TEST_LIST ${name}${suffix}_tests
-                         DISCOVERY_MODE PRE_TEST DISCOVERY_TIMEOUT 60 PROPERTIES ${properties})
-  endif()
+# Sets `out` to the ctest properties of a run on `device`; for mixtape_test, whose arguments it reads.
+function(mixtape_test_properties out device labels)
+  # gtest_discover_tests takes no list as a value: one label holds the names, and -L cpu and
+  # -L threads, regular expressions, both match cpu_threads.
+  string(REPLACE ";" "_" label "${labels}")
+  set(${out} LABELS ${label} TIMEOUT ${arg_TIMEOUT} SKIP_RETURN_CODE 77
+      ENVIRONMENT MIXTAPE_TEST_DEVICE=${device} PARENT_SCOPE)
 endfunction()
 
 # Language level and libraries that test and benchmark binaries need beside the library.
