@@ -64,7 +64,7 @@ Tensors apply_impl(const OpTable& table, const void* op, Inputs in) {
   const Device device = common_device(info.name, in);
 
   SmallVector<Tensor, 4> cast_inputs;
-  if (thread_state.autocast) {
+  if (thread_state.autocast && &table != &op_table<CastOp>) {
     amp::detail::note_call(info);
     if (info.cast == Cast::low) {
       for (const Tensor& t : in) cast_inputs.push_back(t ? autocast_low(t) : t);

@@ -264,10 +264,14 @@ TEST(Tape, HooksReplaceAndObserve) {
 TEST(Tape, InPlaceOnTheTape) {
   Tensor x = leaf({1, 2}, {2});
   Tensor y = x * 2.0;
-  y.mul_(y);
   y.add_(x);
+  y.mul_(2.0);
+  y.mul_(from_vector<float>({1, 2}, {2}));
   sum(y).backward();
-  EXPECT_EQ(numbers(x.grad()), (std::vector<float>{9, 17}));
+  EXPECT_EQ(numbers(x.grad()), (std::vector<float>{6, 12}));
+  Tensor z = x * 2.0;
+  z.mul_(z);  // needs what it overwrites
+  expect_error([&] { sum(z).backward(); }, "mul: a tensor needed for backward");
   expect_error([&] { x.mul_(2.0); }, "a leaf that requires a gradient is written in place");
   Tensor base = x * 1.0;
   Tensor row = base.slice(0, 0, 1);

@@ -43,9 +43,10 @@ struct OpCase {
   Cast cast = Cast::keep;                         // autocast policy
   std::int64_t length = 1;  // additions behind one output element: sets the tolerance
   bool differentiable = true;
-  bool second_order = true;  // gradients of gradients are available
-  bool exact = false;        // moves values: equal to the last bit
-  double ulps = 4;           // of the compute type, beyond rounding the result once
+  bool second_order = true;           // gradients of gradients are available
+  bool exact = false;                 // moves values: equal to the last bit
+  double intermediate_roundings = 0;  // results rounded to the storage type on the way
+  double ulps = 4;                    // of the compute type, beyond rounding the result once
 };
 
 const std::vector<OpCase>& op_cases();

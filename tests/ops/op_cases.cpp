@@ -931,6 +931,7 @@ void add_cases<OpId::add_layer_norm>(List& list) {
            },
        .length = 24,
        .second_order = false,
+       .intermediate_roundings = 2,
        .ulps = 64});
 }
 template <>

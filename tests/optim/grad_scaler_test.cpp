@@ -145,7 +145,7 @@ TEST(GradScaler, Case49Float16ParametersHaveFloat32Masters) {
     for (const Dtype dtype : {Dtype::f16, Dtype::bf16}) {
       Tensor p = parameter({1, 2}, d).detach().to(dtype).set_requires_grad();
       optim::Sgd opt({p}, {.lr = 1e-4f});
-      GradScaler scaler;
+      GradScaler scaler({.init_scale = 1024});
       for (int i = 0; i < 100; ++i) iterate(scaler, opt, p, 1);
       EXPECT_EQ(p.dtype(), dtype);
       const double expected = 1 - 100 * 1e-4;
