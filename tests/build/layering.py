@@ -11,6 +11,7 @@ source must stand in its folder's CMakeLists.txt: with no globs, a file left out
 built. Prints one line for each violation and exits 1 if there is one.
 """
 
+import os
 import pathlib
 import re
 import sys
@@ -104,21 +105,24 @@ def check_public(root):
                 yield f"{name}: reached from mixtape.h, includes {target}"
 
 
-def check_lists(root):
-    """Every source stands in a CMakeLists.txt of its folder or of one above it."""
-    lists = {}
-    for name in files(root, LIBRARY + ["tools", "examples", "tests"], SOURCES):
-        path = pathlib.PurePosixPath(name)
-        if "consumer" in path.parts:
+def listed_sources(root):
+    """The sources that the CMakeLists.txt files name, relative to the root."""
+    folders = LIBRARY + ["tools", "examples", "tests"]
+    for name in files(root, folders, {".txt"}):
+        if not name.endswith("CMakeLists.txt"):
             continue
-        for folder in path.parents:
-            file = root / folder / "CMakeLists.txt"
-            if file not in lists:
-                lists[file] = file.read_text(encoding="utf-8") if file.is_file() else ""
-            relative = path.relative_to(folder).as_posix()
-            if re.search(rf"(?<![\w/.-]){re.escape(relative)}(?![\w.-])", lists[file]):
-                break
-        else:
+        text, folder = (root / name).read_text(encoding="utf-8"), os.path.dirname(name)
+        for token in re.findall(r"[^\s()\"]+\.(?:cpp|cu)\b", text):
+            yield os.path.normpath(os.path.join(folder, token))
+        for example in re.findall(r"^mixtape_example\((\w+)\)", text, re.MULTILINE):
+            yield f"{folder}/{example}/main.cpp"
+
+
+def check_lists(root):
+    """Every source stands in some CMakeLists.txt, by its path relative to that file."""
+    listed = set(listed_sources(root))
+    for name in files(root, LIBRARY + ["tools", "examples", "tests"], SOURCES):
+        if name not in listed:
             yield f"{name}: in no CMakeLists.txt, so it is not built"
 
 

@@ -17,7 +17,7 @@ GOOD = {
     "engine/public/mixtape.h": '#include "engine/tensor.h"\n#include "nn/module.h"\n',
     "kernels/cast.h": '#include "engine/device.h"\n',
     "nn/module.h": '#include "engine/tensor.h"\n',
-    "examples/CMakeLists.txt": "add_executable(a a/main.cpp)",
+    "examples/CMakeLists.txt": "mixtape_example(a)",
     "examples/a/main.cpp": "#include <mixtape.h>\n",
 }
 # Each fault: the file it changes, its content, and what the report must say.
@@ -31,6 +31,7 @@ FAULTS = [
     ("nn/module.h", '  #  include "optim/sgd.h"\n', '"optim/sgd.h" is not a file'),
     ("nn/module.h", '#include "mixtape.h"\n', "includes mixtape.h"),
     ("engine/forgotten.cpp", "", "engine/forgotten.cpp: in no CMakeLists.txt"),
+    ("examples/b/main.cpp", "", "examples/b/main.cpp: in no CMakeLists.txt"),
     ("engine/sor.cpp", "", "engine/sor.cpp: in no CMakeLists.txt"),
 ]
 
