@@ -117,6 +117,7 @@ template void reduce_weight_gradients(const Image&, const double*, std::int64_t,
 
 std::size_t conv2d_workspace_bytes(ConvPass pass, const Conv2dArgs& args) {
   const ConvProblem p = make_problem("conv2d", args);
+  if (!has_output(p) || p.w.count * p.depth() == 0) return 0;
 #if defined(MIXTAPE_WITH_ONEDNN)
   if (takes_onednn(p))
     return pass == ConvPass::backward_weight ? onednn::backward_weight_workspace_bytes(p) : 0;

@@ -113,55 +113,70 @@ float* load_bias(const ConvProblem& p, std::int64_t first, std::int64_t count,
   return bias;
 }
 
+/// One task's share of the problem, in the caller's memory.
+ConvProblem part_of(ConvPass pass, const ConvProblem& p, const Split& split, std::int64_t task) {
+  const bool forward = pass == ConvPass::forward;
+  const std::int64_t first = split.first_image(task), count = split.last_image(task) - first;
+  const std::int64_t slice = split.slice(task), channel = split.first_channel(slice);
+  const std::int64_t channels = split.last_channel(slice) - channel;
+  ConvProblem part = p;
+  part.x = sub_image(p.x, first, count, forward ? 0 : channel, forward ? p.x.channels : channels);
+  part.y = sub_image(p.y, first, count, forward ? channel : 0, forward ? channels : p.y.channels);
+  if (p.groups == 1)
+    part.w = forward ? sub_image(p.w, channel, channels, 0, p.w.channels)
+                     : sub_image(p.w, 0, p.w.count, channel, channels);
+  return part;
+}
+
+/// relu that keeps NaN; oneDNN's own makes it 0.
+void apply_relu(const Image& y) {
+  for_each_run(y, y, [](void* run, void*, std::int64_t n) {
+    auto* const v = static_cast<float*>(run);
+    for (std::int64_t i = 0; i < n; ++i) v[i] = v[i] <= 0 ? 0 : v[i];
+  });
+}
+
+/// Reads the input image, executes and writes the output image.
+void run_part(ConvPass pass, const ConvProblem& part, const float* bias, Plan& plan) {
+  const bool forward = pass == ConvPass::forward;
+  const Image &from = forward ? part.x : part.y, &to = forward ? part.y : part.x;
+  PlanOperand &input = forward ? plan.x : plan.y, &output = forward ? plan.y : plan.x;
+  ScratchFrame frame;
+  const Image source = as_float(from, frame), result = as_float(to, frame);
+  convert_to_float(from, source);
+  input.read(source.data, frame);
+  output.open(result.data, frame);
+  if (bias != nullptr) plan.bias.set_data_handle(const_cast<float*>(bias));
+  plan.execute(pass);
+  output.write();
+  if (part.activation == Activation::relu) apply_relu(result);
+  convert_from_float(result, to);
+}
+
 /// Forward or backward data for tasks [begin, end): the slice is of y's or of x's channels. Weights
 /// are brought into oneDNN's layout once for each slice and part size.
 void run_tasks(ConvPass pass, const ConvProblem& p, const Split& split, std::int64_t begin,
                std::int64_t end) {
   const SingleOpenMpThread single;
-  const bool forward = pass == ConvPass::forward;
-  ScratchFrame weights_frame;
+  ScratchFrame frame;
   std::uint64_t ready = 0;  // number of the plan that holds the weights of
   std::int64_t ready_slice = -1;
+  const float* bias = nullptr;
   for (std::int64_t task = begin; task < end; ++task) {
-    const std::int64_t first = split.first_image(task), count = split.last_image(task) - first;
-    const std::int64_t slice = split.slice(task), channel = split.first_channel(slice);
-    const std::int64_t channels = split.last_channel(slice) - channel;
-    const Image x =
-        sub_image(p.x, first, count, forward ? 0 : channel, forward ? p.x.channels : channels);
-    const Image y =
-        sub_image(p.y, first, count, forward ? channel : 0, forward ? channels : p.y.channels);
-    const Image w = p.groups > 1 ? p.w
-                    : forward    ? sub_image(p.w, channel, channels, 0, p.w.channels)
-                                 : sub_image(p.w, 0, p.w.count, channel, channels);
-    ScratchFrame frame;
-    ConvProblem part = p;
-    part.x = as_float(x, frame);
-    part.y = as_float(y, frame);
-    part.w = float_layout(w);
-    Plan& plan = find_plan(pass, part);
+    const ConvProblem part = part_of(pass, p, split, task);
+    const std::int64_t slice = split.slice(task);
+    ConvProblem shapes = part;
+    for (Image* m : {&shapes.x, &shapes.w, &shapes.y}) *m = float_layout(*m);
+    Plan& plan = find_plan(pass, shapes);
     if (plan.number != ready || slice != ready_slice) {
-      const Image source = as_float(w, weights_frame);
-      convert_to_float(w, source);
-      plan.w.read(source.data, weights_frame);
+      const Image weights = as_float(part.w, frame);
+      convert_to_float(part.w, weights);
+      plan.w.read(weights.data, frame);
+      bias = load_bias(p, split.first_channel(slice), part.y.channels, frame);
       ready = plan.number;
       ready_slice = slice;
     }
-    if (forward) {
-      if (p.bias) plan.bias.set_data_handle(load_bias(p, channel, channels, frame));
-      convert_to_float(x, part.x);
-      plan.x.read(part.x.data, frame);
-      plan.y.open(part.y.data, frame);
-      plan.execute(pass);
-      plan.y.write();
-      convert_from_float(part.y, y);
-    } else {
-      convert_to_float(y, part.y);
-      plan.y.read(part.y.data, frame);
-      plan.x.open(part.x.data, frame);
-      plan.execute(pass);
-      plan.x.write();
-      convert_from_float(part.x, x);
-    }
+    run_part(pass, part, bias, plan);
   }
 }
 

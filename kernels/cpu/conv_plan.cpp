@@ -63,22 +63,12 @@ struct Shapes {
   }
 };
 
-dnnl::convolution_forward::primitive_desc describe_forward(const ConvProblem& p, const Shapes& s) {
-  dnnl::primitive_attr attributes;
-  if (p.activation == Activation::relu) {
-    dnnl::post_ops ops;
-    ops.append_eltwise(1, dnnl::algorithm::eltwise_relu, 0, 0);
-    attributes.set_post_ops(ops);
-  }
-  return {{dnnl::prop_kind::forward_training, kDirect, s.x, s.w, s.bias, s.y, s.stride, s.dilation,
-           s.padding, s.padding},
-          attributes,
-          engine()};
-}
-
 Plan make_plan(ConvPass pass, const ConvProblem& p) {
   const Shapes s(p);
-  const auto forward = describe_forward(p, s);
+  const dnnl::convolution_forward::primitive_desc forward(
+      {dnnl::prop_kind::forward_training, kDirect, s.x, s.w, s.bias, s.y, s.stride, s.dilation,
+       s.padding, s.padding},
+      engine());
   static thread_local std::uint64_t plans_made = 0;
   const Desc x = user_desc(p.x), w = user_weights(p.w, p.groups), y = user_desc(p.y);
   Plan plan{};
@@ -114,7 +104,7 @@ Plan make_plan(ConvPass pass, const ConvProblem& p) {
 }
 
 struct Key {
-  std::array<std::int64_t, 31> values{};
+  std::array<std::int64_t, 30> values{};
   friend bool operator==(const Key&, const Key&) = default;
 };
 struct HashKey {

@@ -2,12 +2,14 @@
 // calls, so that a training step allocates nothing once it has run.
 //
 //   ScratchFrame frame;
-//   float* row = frame.take<float>(C);   // valid until the frame ends; frames nest
+//   float* row = frame.take<float>(C);   // valid until the frame ends; frames nest, and
+//                                        // only the innermost one may take
 //
 // Meant for tiles and rows; what grows with the whole problem comes as a Workspace.
 #pragma once
 
 #include <algorithm>
+#include <cassert>
 #include <cstddef>
 #include <cstdint>
 #include <memory>
@@ -18,8 +20,10 @@ namespace mixtape::kernels::cpu {
 
 class ScratchFrame {
  public:
-  ScratchFrame() : arena_(arena()), run_(arena_.current), used_(arena_.used) {}
+  ScratchFrame()
+      : arena_(arena()), run_(arena_.current), used_(arena_.used), depth_(++arena_.depth) {}
   ~ScratchFrame() {
+    --arena_.depth;
     arena_.current = run_;
     arena_.used = used_;
     if (run_ == 0 && used_ == 0 && arena_.must_reset()) arena_.reset();
@@ -30,6 +34,7 @@ class ScratchFrame {
   /// `count` elements with undefined content, 64-byte aligned.
   template <class T>
   T* take(std::int64_t count) {
+    assert(depth_ == arena_.depth);  // only the innermost frame may take
     return static_cast<T*>(arena_.take(static_cast<std::size_t>(count) * sizeof(T)));
   }
 
@@ -49,6 +54,7 @@ class ScratchFrame {
     std::vector<Run> runs;
     std::size_t current = 0, used = 0;  // the run in use, and bytes taken from it
     std::size_t first = kSmallestRun;   // size of the first run
+    int depth = 0;                      // frames alive
 
     void* take(std::size_t bytes) {
       bytes = (bytes + kAlign - 1) / kAlign * kAlign;
@@ -79,6 +85,7 @@ class ScratchFrame {
 
   Arena& arena_;
   std::size_t run_, used_;
+  int depth_;
 };
 
 }  // namespace mixtape::kernels::cpu
