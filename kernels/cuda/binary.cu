@@ -30,6 +30,7 @@ void binary(const Stream& stream, BinaryOp op, Dtype compute, View out, const Op
     return run<functors::Functor>(stream, #function, op, compute, out, a, b);
 #include "kernels/elementwise.def"
   }
+  MT_THROW("binary: invalid op ", static_cast<int>(op));
 }
 
 void binary_backward(const Stream& stream, BinaryOp op, int input, View dx, View dy,

@@ -228,7 +228,7 @@ Dtype exact_compute(Dtype from) {
 
 void copy(const Stream& stream, View out, View x) {
   const View* const views[2] = {&out, &x};
-  const Space space = make_iteration_space(views);
+  const Space space = make_iteration_space("copy", views);
   const std::int64_t n = space.numel();
   if (n == 0) return;
   const CudaDeviceGuard guard(stream.device());

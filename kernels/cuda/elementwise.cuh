@@ -237,33 +237,6 @@ __global__ void __launch_bounds__(kElementwiseThreads)
 
 // ---- strided
 
-template <class C>
-__device__ __forceinline__ void load_items(const void* data, Dtype t,
-                                           const std::int32_t (&offset)[kStridedItems],
-                                           C (&x)[kStridedItems]) {
-  const auto items = [&](auto tag) {
-    using T = typename decltype(tag)::type;
-    T raw[kStridedItems];
-#pragma unroll
-    for (int u = 0; u < kStridedItems; ++u) raw[u] = static_cast<const T*>(data)[offset[u]];
-#pragma unroll
-    for (int u = 0; u < kStridedItems; ++u) x[u] = convert<C>(raw[u]);
-  };
-  switch (t) {
-    case Dtype::f32: items(TypeTag<float>{}); break;
-    case Dtype::f16: items(TypeTag<Half>{}); break;
-    case Dtype::bf16: items(TypeTag<BFloat16>{}); break;
-    case Dtype::f64: items(TypeTag<double>{}); break;
-    case Dtype::i64: items(TypeTag<std::int64_t>{}); break;
-    case Dtype::i32: items(TypeTag<std::int32_t>{}); break;
-    case Dtype::u8: items(TypeTag<std::uint8_t>{}); break;
-    case Dtype::b8: items(TypeTag<std::uint8_t>{});
-#pragma unroll
-      for (int u = 0; u < kStridedItems; ++u) x[u] = x[u] != C(0) ? C(1) : C(0);
-      break;
-  }
-}
-
 template <class C, class F>
 __global__ void __launch_bounds__(kElementwiseThreads)
     elementwise_strided_kernel(F f, StridedArgs<F::kInputs, C> args) {

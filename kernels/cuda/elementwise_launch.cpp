@@ -168,7 +168,7 @@ void launch_elementwise(const Stream& stream, const char* name, Dtype compute,
                         const Operand (&in)[N]) {
   const View* views[N + 1] = {&out};
   for (int k = 0; k < N; ++k) views[k + 1] = in[k].view ? &in[k].view : nullptr;
-  const Space<N> space = make_iteration_space(views);
+  const Space<N> space = make_iteration_space(name, views);
   if (space.numel() == 0) return;
   const CudaDeviceGuard guard(stream.device());
   const Call<N> call{stream, kernels, in};

@@ -104,11 +104,22 @@ void merge_dims(IterationSpace<K>& space) {
 
 }  // namespace detail
 
-/// views[0] is the output, whose sizes the others are broadcastable to; nullptr is a number.
+/// views[0] is the output, whose sizes the others broadcast to; nullptr is a number. Throws
+/// "name: expected operands that broadcast to (..), got (..)".
 template <int K>
-IterationSpace<K> make_iteration_space(const View* const (&views)[K]) {
+IterationSpace<K> make_iteration_space(const char* name, const View* const (&views)[K]) {
   IterationSpace<K> space;
   const View& out = *views[0];
+  for (int k = 1; k < K; ++k) {
+    if (views[k] == nullptr) continue;
+    const Shape& sizes = views[k]->sizes;
+    bool valid = sizes.size() <= out.dim();
+    for (int d = 1; valid && d <= sizes.size(); ++d) {
+      const std::int64_t size = sizes[sizes.size() - d];
+      valid = size == 1 || size == out.sizes[out.dim() - d];
+    }
+    MT_CHECK(valid, name, ": expected operands that broadcast to ", out.sizes, ", got ", sizes);
+  }
   for (int d = out.dim() - 1; d >= 0; --d) {
     if (out.sizes[d] == 1) continue;
     space.sizes[space.dims] = out.sizes[d];

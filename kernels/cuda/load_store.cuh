@@ -62,6 +62,33 @@ __device__ __forceinline__ void store_as(void* p, Dtype t, std::int64_t i, C v) 
   }
 }
 
+/// Elements offset[0..N) of an array of dtype t: all loads are under way before the first is used.
+template <class C, class Offset, int N>
+__device__ __forceinline__ void load_items(const void* data, Dtype t, const Offset (&offset)[N],
+                                           C (&x)[N]) {
+  const auto items = [&](auto tag) {
+    using T = typename decltype(tag)::type;
+    T raw[N];
+#pragma unroll
+    for (int u = 0; u < N; ++u) raw[u] = static_cast<const T*>(data)[offset[u]];
+#pragma unroll
+    for (int u = 0; u < N; ++u) x[u] = convert<C>(raw[u]);
+  };
+  switch (t) {
+    case Dtype::f32: items(TypeTag<float>{}); break;
+    case Dtype::f16: items(TypeTag<Half>{}); break;
+    case Dtype::bf16: items(TypeTag<BFloat16>{}); break;
+    case Dtype::f64: items(TypeTag<double>{}); break;
+    case Dtype::i64: items(TypeTag<std::int64_t>{}); break;
+    case Dtype::i32: items(TypeTag<std::int32_t>{}); break;
+    case Dtype::u8: items(TypeTag<std::uint8_t>{}); break;
+    case Dtype::b8: items(TypeTag<std::uint8_t>{});
+#pragma unroll
+      for (int u = 0; u < N; ++u) x[u] = x[u] != C(0) ? C(1) : C(0);
+      break;
+  }
+}
+
 /// An index tensor's element (i64 or i32).
 __device__ __forceinline__ std::int64_t load_index(const void* p, Dtype t, std::int64_t i) {
   return t == Dtype::i64 ? static_cast<const std::int64_t*>(p)[i]

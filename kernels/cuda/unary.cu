@@ -11,6 +11,7 @@ void unary(const Stream& stream, UnaryOp op, Dtype compute, View out, View x) {
     return elementwise(stream, #function, compute, UnaryForward<functors::Functor>{}, out, in);
 #include "kernels/elementwise.def"
   }
+  MT_THROW("unary: invalid op ", static_cast<int>(op));
 }
 
 }  // namespace mixtape::kernels::cuda

@@ -15,6 +15,7 @@ void unary_backward(const Stream& stream, UnaryOp op, View dx, View dy, View sav
                        dx, in);
 #include "kernels/elementwise.def"
   }
+  MT_THROW("unary_backward: invalid op ", static_cast<int>(op));
 }
 
 }  // namespace mixtape::kernels::cuda
