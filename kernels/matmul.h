@@ -5,8 +5,9 @@
 // repeats a matrix. In each matrix one of the last two strides is 1 (row-major or its transpose,
 // any leading dimension at least the other size); the op layer copies what is not. a and b share
 // one floating dtype; out has that dtype, or f32 when theirs is 16-bit. beta 0 never reads out (NaN
-// there is harmless); K = 0 gives act(bias) + beta * out. Split-K partials are reduced in fp32.
-// Legend: M rows, N columns, K inner, B batch.
+// there is harmless); K = 0 gives act(bias) + beta * out. Split-K partials are reduced in fp32. One
+// rounding at the end; on CUDA, where cuBLASLt has no epilogue for a bias or activation, the
+// product is rounded to out's dtype first. Legend: M rows, N columns, K inner, B batch.
 #pragma once
 
 #include <atomic>
@@ -20,10 +21,10 @@ enum class Activation : std::uint8_t { none, relu, gelu_tanh, gelu, silu };
 struct MatmulArgs {
   View out = {}, a = {}, b = {};
   float alpha = 1, beta = 0;
-  View bias = {};                                 // (N), dtype of a or f32; absent: none
+  View bias = {};                            // (N), dtype of a or f32; absent: none
   Activation activation = Activation::none;  // not with beta != 0
   View pre_activation = {};  // optional (M, N) of out's dtype: alpha a b + bias, for the
-                        // derivative of gelu_tanh, gelu and silu
+                             // derivative of gelu_tanh, gelu and silu
 };
 
 /// Scratch that lets the CUDA backend use every algorithm: 32 MiB on Hopper; 0 for the CPU.

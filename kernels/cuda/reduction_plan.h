@@ -11,7 +11,7 @@ namespace mixtape::kernels::cuda {
 
 inline constexpr int kReduceThreads = 256;
 /// Bytes of the largest partial result (three doubles of a variance).
-inline constexpr std::size_t kMaxStateBytes = 24;
+inline constexpr std::size_t kMaxStateBytes = 32;
 
 enum class ReductionLayout : std::uint8_t {
   rows,     // the innermost dimension of x is reduced: vectors along it, lanes share an output

@@ -531,6 +531,7 @@ void add_cases<OpId::linear>(List& list) {
                     .cast = Cast::low,
                     .length = 16,
                     .second_order = a.act == Act::none || a.act == Act::relu,
+                    .intermediate_roundings = a.act == Act::none || a.act == Act::relu ? 0.0 : 1.0,
                     .ulps = 16});
   }
   list.push_back({.op = "linear",

@@ -337,7 +337,7 @@ TEST_P(Ops, CudaAgreesWithTheCpu) {
     const Dtype storage = is_floating(a.dtype()) ? a.dtype() : Dtype::f64;
     const std::string what = detail::concat(c().op, " ", c().variant, " ", dtype);
     expect_close(to_array(b), to_array(a), storage, Dtype::f32, 2 * c().ulps,
-                 2.0 * static_cast<double>(c().length), what);
+                 2.0 * static_cast<double>(c().length), what, 2 * c().intermediate_roundings);
     if (!c().differentiable || !a.requires_grad()) continue;
     a.backward(cotangent_of(a));
     b.backward(cotangent_of(b));
