@@ -1,0 +1,262 @@
+// Speed of the CUDA kernels at large sizes: GB/s as a share of the device's own copy rate (each
+// byte counted once), TFLOP/s for matrix products. Operands rotate among several sets that together
+// exceed the caches. Prints one JSON line a kernel.
+//
+//   kernel_benchmark [memory|matmul]
+#include <algorithm>
+#include <cstdio>
+#include <cstring>
+#include <functional>
+#include <string>
+#include <vector>
+
+#include "engine/generator.h"
+#include "engine/grad_mode.h"
+#include "engine/transfer.h"
+#include "kernels/elementwise.h"
+#include "kernels/loss.h"
+#include "kernels/matmul.h"
+#include "kernels/norm.h"
+#include "kernels/optimizer.h"
+#include "kernels/random.h"
+#include "kernels/reduce.h"
+#include "kernels/softmax.h"
+#include "ops/ops.h"
+#include "optim/optimizer.h"
+
+namespace mixtape {
+namespace {
+
+using kernels::BinaryOp;
+using kernels::ReduceOp;
+using kernels::UnaryOp;
+
+const Device kDevice = Device::cuda();
+constexpr int kRepeats = 40;
+double copy_rate = 0;
+
+Stream stream() { return Stream::current(kDevice); }
+
+/// Median milliseconds of f(i), i counting calls.
+double median_ms(const std::function<void(int)>& f) {
+  for (int i = 0; i < 5; ++i) f(i);
+  std::vector<Event> starts, ends;
+  for (int i = 0; i < kRepeats; ++i) {
+    starts.emplace_back(stream(), true);
+    f(i);
+    ends.emplace_back(stream(), true);
+  }
+  stream().synchronize();
+  std::vector<double> ms;
+  for (int i = 0; i < kRepeats; ++i)
+    ms.push_back(starts[static_cast<std::size_t>(i)].elapsed_ms(ends[static_cast<std::size_t>(i)]));
+  std::nth_element(ms.begin(), ms.begin() + kRepeats / 2, ms.end());
+  return ms[kRepeats / 2];
+}
+
+void report(const std::string& name, Dtype dtype, double bytes, const std::function<void(int)>& f) {
+  const double ms = median_ms(f), rate = bytes / ms / 1e6;
+  if (name == "copy") copy_rate = rate;
+  std::printf(
+      "{\"bench\": \"%s\", \"dtype\": \"%s\", \"ms\": %.4f, \"gbps\": %.0f, \"of_copy\": %.3f}\n",
+      name.c_str(), std::string(name_of(dtype)).c_str(), ms, rate, rate / copy_rate);
+  std::fflush(stdout);
+}
+
+constexpr int kSets = 3;
+std::vector<Tensor> sets(const Shape& shape, Dtype dtype) {
+  std::vector<Tensor> all;
+  for (int i = 0; i < kSets; ++i) all.push_back(randn(shape, {.dtype = dtype, .device = kDevice}));
+  return all;
+}
+
+void memory_kernels() {
+  constexpr std::int64_t n = std::int64_t{1} << 27;
+  {
+    const auto x = sets({n}, Dtype::f32), y = sets({n}, Dtype::f32);
+    report("copy", Dtype::f32, 8.0 * n, [&](int i) {
+      copy_bytes(y[static_cast<std::size_t>(i % kSets)].raw_data(), kDevice,
+                 x[static_cast<std::size_t>(i % kSets)].raw_data(), kDevice, 4 * n, stream());
+    });
+  }
+  for (const Dtype t : {Dtype::f32, Dtype::f16, Dtype::bf16}) {
+    const double b = static_cast<double>(size_of(t)) * n;
+    const auto a = sets({n}, t), c = sets({n}, t), out = sets({n}, t);
+    const auto at = [](const std::vector<Tensor>& v, int i) {
+      return v[static_cast<std::size_t>(i % kSets)].view();
+    };
+    const auto unary = [&](const char* name, UnaryOp op) {
+      report(name, t, 2 * b,
+             [&](int i) { kernels::unary(stream(), op, Dtype::f32, at(out, i), at(a, i)); });
+      report(std::string(name) + "_backward", t, 3 * b,
+             [&](int i) { kernels::unary_backward(stream(), op, at(out, i), at(c, i), at(a, i)); });
+    };
+    unary("relu", UnaryOp::relu);
+    unary("gelu_tanh", UnaryOp::gelu_tanh);
+    unary("exp", UnaryOp::exp);
+    report("add", t, 3 * b, [&](int i) {
+      kernels::binary(stream(), BinaryOp::add, Dtype::f32, at(out, i), at(a, i), at(c, i));
+    });
+    report("div_backward_b", t, 4 * b, [&](int i) {
+      kernels::binary_backward(stream(), BinaryOp::div, 1, at(out, i), at(c, i), at(a, i),
+                               at(out, i + 1));
+    });
+    report("dropout", t, 2 * b, [&](int i) {
+      kernels::dropout(stream(), at(out, i), at(a, i), 0.1, {1, 2});
+    });
+
+    const Tensor total = zeros({1, 1}, {.device = kDevice});
+    const std::int64_t columns = 1024, rows = n / columns;
+    const auto as_rows = [&](View v, std::int64_t width) {
+      v.sizes = {n / width, width};
+      v.strides = {width, 1};
+      return v;
+    };
+    const View everything = as_rows(a[0].view(), columns);
+    const Scratch scratch(kernels::reduce_workspace_bytes(total.view(), everything), kDevice);
+    report("sum_all", t, b, [&](int i) {
+      kernels::reduce(stream(), ReduceOp::sum, total.view(), as_rows(at(a, i), columns),
+                      {scratch.data(), scratch.bytes()});
+    });
+    const Tensor sums = zeros({1, columns}, {.device = kDevice});
+    const Scratch column_scratch(kernels::reduce_workspace_bytes(sums.view(), everything), kDevice);
+    report("sum_columns", t, b, [&](int i) {
+      kernels::reduce(stream(), ReduceOp::sum, sums.view(), as_rows(at(a, i), columns),
+                      {column_scratch.data(), column_scratch.bytes()});
+    });
+
+    for (const std::int64_t width : {std::int64_t{1024}, std::int64_t{32768}}) {
+      const std::string suffix = "_" + std::to_string(width);
+      report("softmax" + suffix, t, 2 * b, [&](int i) {
+        kernels::softmax_forward(stream(), false, as_rows(at(out, i), width),
+                                 as_rows(at(a, i), width));
+      });
+      report("softmax_backward" + suffix, t, 3 * b, [&](int i) {
+        kernels::softmax_backward(stream(), false, as_rows(at(out, i), width),
+                                  as_rows(at(a, i), width), as_rows(at(c, i), width));
+      });
+    }
+    for (const std::int64_t width : {std::int64_t{1024}, std::int64_t{4096}}) {
+      const std::int64_t count = n / width;
+      const Tensor w = randn({width}, {.device = kDevice}),
+                   bias = randn({width}, {.device = kDevice}),
+                   mean = empty({count}, {.device = kDevice}),
+                   rstd = empty({count}, {.device = kDevice}),
+                   dw = empty({width}, {.device = kDevice}),
+                   db = empty({width}, {.device = kDevice});
+      const std::string suffix = "_" + std::to_string(width);
+      report("layer_norm" + suffix, t, 2 * b, [&](int i) {
+        kernels::layer_norm_forward(stream(), {.y = as_rows(at(out, i), width),
+                                               .mean = mean.view(),
+                                               .rstd = rstd.view(),
+                                               .x = as_rows(at(a, i), width),
+                                               .weight = w.view(),
+                                               .bias = bias.view()});
+      });
+      const Scratch norm_scratch(
+          kernels::layer_norm_backward_workspace_bytes(kDevice, count, width), kDevice);
+      report("layer_norm_backward" + suffix, t, 3 * b, [&](int i) {
+        kernels::layer_norm_backward(stream(),
+                                     {.dx = as_rows(at(out, i), width),
+                                      .dweight = dw.view(),
+                                      .dbias = db.view(),
+                                      .dy = as_rows(at(c, i), width),
+                                      .x = as_rows(at(a, i), width),
+                                      .weight = w.view(),
+                                      .mean = mean.view(),
+                                      .rstd = rstd.view()},
+                                     {norm_scratch.data(), norm_scratch.bytes()});
+      });
+    }
+    (void)rows;
+  }
+  {  // cross-entropy over GPT-2's vocabulary
+    const std::int64_t rows = 8192, classes = 50304;
+    const Tensor logits = randn({rows, classes}, {.dtype = Dtype::bf16, .device = kDevice}),
+                 d = empty_like(logits);
+    const Tensor target = randint(0, classes, {rows}, {.dtype = Dtype::i64, .device = kDevice}),
+                 row_loss = empty({rows}, {.device = kDevice}),
+                 lse = empty({rows}, {.device = kDevice}), count = empty({1}, {.device = kDevice}),
+                 loss = empty({}, {.device = kDevice}), dy = ones({1}, {.device = kDevice});
+    const double b = 2.0 * rows * classes;
+    report("cross_entropy_50304", Dtype::bf16, b, [&](int) {
+      kernels::cross_entropy_forward(stream(), {.row_loss = row_loss.view(),
+                                                .lse = lse.view(),
+                                                .count = count.view(),
+                                                .loss = loss.view(),
+                                                .logits = logits.view(),
+                                                .target = target.view(),
+                                                .mean = true});
+    });
+    report("cross_entropy_backward_50304", Dtype::bf16, 2 * b, [&](int) {
+      kernels::cross_entropy_backward(stream(), {.dlogits = d.view(),
+                                                 .dy = dy.view(),
+                                                 .count = count.view(),
+                                                 .lse = lse.view(),
+                                                 .logits = logits.view(),
+                                                 .target = target.view()});
+    });
+  }
+  {  // 124 million parameters in 148 tensors
+    std::vector<Tensor> parameters;
+    for (int i = 0; i < 148; ++i)
+      parameters.push_back(
+          randn({i == 0 ? 38597376 : 580000}, {.device = kDevice}).set_requires_grad());
+    optim::AdamW opt(parameters);
+    double count = 0;
+    for (Tensor& p : parameters) {
+      p.set_grad(full(p.shape(), 1e-3, {.device = kDevice}));
+      count += static_cast<double>(p.numel());
+    }
+    report("adamw_124m", Dtype::f32, 28 * count, [&](int) { opt.step(); });
+  }
+}
+
+void matmul_kernels() {
+  struct S {
+    std::int64_t m, n, k;
+  };
+  for (const Dtype t : {Dtype::f16, Dtype::bf16}) {
+    for (const S& s : std::vector<S>{{8192, 8192, 8192},
+                                     {32768, 2304, 768},
+                                     {32768, 768, 768},
+                                     {32768, 3072, 768},
+                                     {32768, 768, 3072},
+                                     {32768, 50304, 768},
+                                     {768, 3072, 32768},
+                                     {128, 1024, 784},
+                                     {128, 1024, 1024},
+                                     {128, 10, 1024}}) {
+      const Tensor a = randn({s.m, s.k}, {.dtype = t, .device = kDevice}),
+                   b = randn({s.n, s.k}, {.dtype = t, .device = kDevice}),
+                   out = empty({s.m, s.n}, {.dtype = t, .device = kDevice});
+      const Scratch scratch(kernels::matmul_workspace_bytes(kDevice), kDevice);
+      const Tensor bt = b.t();
+      const double ms = median_ms([&](int) {
+        kernels::matmul(stream(), {.out = out.view(), .a = a.view(), .b = bt.view()},
+                        {scratch.data(), scratch.bytes()});
+      });
+      std::printf(
+          "{\"bench\": \"matmul\", \"engine\": \"mixtape\", \"dtype\": \"%s\", \"m\": %lld, \"n\": "
+          "%lld, \"k\": %lld, \"ms\": %.5f, \"tflops\": %.1f}\n",
+          std::string(name_of(t)).c_str(), static_cast<long long>(s.m), static_cast<long long>(s.n),
+          static_cast<long long>(s.k), ms,
+          2e-9 * static_cast<double>(s.m) * static_cast<double>(s.n) * static_cast<double>(s.k) /
+              ms);
+      std::fflush(stdout);
+    }
+  }
+}
+
+}  // namespace
+}  // namespace mixtape
+
+int main(int argc, char** argv) {
+  if (mixtape::cuda_device_count() == 0)
+    return std::fprintf(stderr, "kernel_benchmark: needs a CUDA device\n"), 1;
+  const mixtape::NoGrad no_grad;
+  const std::string only = argc > 1 ? argv[1] : "";
+  if (only != "matmul") mixtape::memory_kernels();
+  if (only != "memory") mixtape::matmul_kernels();
+  return 0;
+}
