@@ -12,6 +12,7 @@
 
 #include "engine/generator.h"
 #include "engine/grad_mode.h"
+#include "engine/op.h"
 #include "engine/transfer.h"
 #include "kernels/elementwise.h"
 #include "kernels/loss.h"
