@@ -1,7 +1,8 @@
 // 2-D convolution and pooling. Layout is given by strides: NCHW contiguous or channels-last.
 // Legend: N batch, C input channels, H W input size, O output channels, R S kernel size, P Q output
 // size, G groups. x (N, C, H, W), w (O, C/G, R, S), y (N, O, P, Q), bias (O). x, w, y share one
-// floating dtype (dw and dbias may be f32); accumulation is float (double for f64).
+// floating dtype (dw and dbias may be f32); accumulation is float (double for f64). On CUDA all of
+// x, w, y share one layout.
 #pragma once
 
 #include "kernels/kernel.h"
@@ -20,7 +21,7 @@ struct PoolGeometry {
 
 struct Conv2dArgs {
   View x = {}, w = {}, y = {};  // y: the output, or the incoming gradient in the backward kernels
-  View bias = {};     // optional (forward)
+  View bias = {};               // optional (forward)
   Activation activation = Activation::none;  // none or relu (forward, after the bias)
   ConvGeometry geometry;
 };
@@ -28,23 +29,26 @@ struct Conv2dArgs {
 enum class ConvPass : std::uint8_t { forward, backward_data, backward_weight };
 /// Scratch for one pass; may differ by device and shape.
 std::size_t conv2d_workspace_bytes(const Stream& stream, ConvPass pass, const Conv2dArgs& args);
+/// Scratch for conv2d_backward_bias; 0 for the CPU.
+std::size_t conv2d_backward_bias_workspace_bytes(const View& dy);
 
-#define MT_DECLARE_CONV                                                                  \
-  void conv2d_forward(const Stream&, const Conv2dArgs& args, Workspace workspace);       \
-  /* args.x is the output dx */                                                          \
-  void conv2d_backward_data(const Stream&, const Conv2dArgs& args, Workspace workspace); \
-  /* args.w is the output dw = (computed) + beta * dw; f32 allowed for 16-bit x */       \
-  void conv2d_backward_weight(const Stream&, const Conv2dArgs& args, float beta,         \
-                              Workspace workspace);                                      \
-  /* db = sum of dy (N, O, P, Q) over N, P, Q, plus beta * db */                         \
-  void conv2d_backward_bias(const Stream&, View db, float beta, View dy);                \
-  /* indices (N, C, P, Q) i32: h * W + w of the first maximum (NaN counts as largest) */ \
-  void max_pool2d_forward(const Stream&, View y, View indices, View x,                   \
-                          const PoolGeometry& geometry);                                 \
-  /* dx is written whole, zeros included; windows may overlap */                         \
-  void max_pool2d_backward(const Stream&, View dx, View dy, View indices,                \
-                           const PoolGeometry& geometry);                                \
-  void avg_pool2d_forward(const Stream&, View y, View x, const PoolGeometry& geometry);  \
+#define MT_DECLARE_CONV                                                                        \
+  void conv2d_forward(const Stream&, const Conv2dArgs& args, Workspace workspace);             \
+  /* args.x is the output dx */                                                                \
+  void conv2d_backward_data(const Stream&, const Conv2dArgs& args, Workspace workspace);       \
+  /* args.w is the output dw = (computed) + beta * dw; f32 allowed for 16-bit x (cuDNN */      \
+  /* computes in x's dtype: one rounding to it, then the sum in f32) */                        \
+  void conv2d_backward_weight(const Stream&, const Conv2dArgs& args, float beta,               \
+                              Workspace workspace);                                            \
+  /* db = sum of dy (N, O, P, Q) over N, P, Q, plus beta * db */                               \
+  void conv2d_backward_bias(const Stream&, View db, float beta, View dy, Workspace workspace); \
+  /* indices (N, C, P, Q) i32: h * W + w of the first maximum (NaN counts as largest) */       \
+  void max_pool2d_forward(const Stream&, View y, View indices, View x,                         \
+                          const PoolGeometry& geometry);                                       \
+  /* dx is written whole, zeros included; windows may overlap */                               \
+  void max_pool2d_backward(const Stream&, View dx, View dy, View indices,                      \
+                           const PoolGeometry& geometry);                                      \
+  void avg_pool2d_forward(const Stream&, View y, View x, const PoolGeometry& geometry);        \
   void avg_pool2d_backward(const Stream&, View dx, View dy, const PoolGeometry& geometry);
 
 namespace cpu {
@@ -54,6 +58,7 @@ std::size_t conv2d_workspace_bytes(ConvPass pass, const Conv2dArgs& args);
 namespace cuda {
 MT_DECLARE_CONV
 std::size_t conv2d_workspace_bytes(const Stream& stream, ConvPass pass, const Conv2dArgs& args);
+std::size_t conv2d_backward_bias_workspace_bytes(const View& dy);
 }  // namespace cuda
 #undef MT_DECLARE_CONV
 

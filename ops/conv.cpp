@@ -115,7 +115,9 @@ struct Conv2d {
     if (dx[1]) weight_gradient(stream, saved[0], dy, last, dx[1]);
     if (dx[2]) {
       const auto [out, beta] = dx[2].accumulator();
-      kernels::conv2d_backward_bias(stream, out.view(), beta, dy.view());
+      const ScratchWorkspace scratch(kernels::conv2d_backward_bias_workspace_bytes(dy.view()),
+                                     dy.device());
+      kernels::conv2d_backward_bias(stream, out.view(), beta, dy.view(), scratch);
     }
   }
 

@@ -209,7 +209,7 @@ void channels_last_bias_gradient(const Image& dy, double* partial) {
 
 }  // namespace
 
-void conv2d_backward_bias(const Stream&, View db, float beta, View dy) {
+void conv2d_backward_bias(const Stream&, View db, float beta, View dy, Workspace) {
   const Image image = make_image("conv2d_backward_bias", "dy", dy);
   MT_CHECK(db.numel() == image.channels, "conv2d_backward_bias: expected ", image.channels,
            " elements, got ", db.sizes);

@@ -1,12 +1,13 @@
 // dz = dy * act'(saved) and dbias = column sums of dz in one pass over dy.
 //
 // A block owns a strip of columns and a chunk of rows, keeps its columns' sums in registers and
-// adds them up over its threads in a fixed order; chunks leave partial sums that a second kernel
-// adds, again in a fixed order. The chunking depends on the shape alone, so results are
-// deterministic. Sums are of the unrounded products, in float (double for f64).
+// adds them up over its threads in a fixed order; chunks leave partial sums for column_sums. The
+// chunking depends on the shape alone, so results are deterministic. Sums are of the unrounded
+// products, in float (double for f64).
 #include <algorithm>
 
 #include "kernels/cuda/activation.cuh"
+#include "kernels/cuda/column_sums.h"
 #include "kernels/cuda/launch.cuh"
 #include "kernels/cuda/load_store.cuh"
 #include "kernels/matmul.h"
@@ -144,28 +145,6 @@ __global__ void __launch_bounds__(kThreads) activation_backward_strided_kernel(B
   if (x.partials != nullptr || x.dbias != nullptr) reduce_block<C, 1, kLanes>(x, sums);
 }
 
-/// dbias = sums of (chunks, columns) partials + beta * dbias; 32 columns a block.
-template <class C>
-__global__ void column_sums_kernel(Backward x, std::int64_t chunks) {
-  constexpr int kLanes = 32, kGroups = 32;
-  __shared__ C shared[kGroups][kLanes + 1];
-  const std::int64_t column = std::int64_t{blockIdx.x} * kLanes + threadIdx.x;
-  C sum = 0;
-  if (column < x.columns) {
-#pragma unroll 4
-    for (std::int64_t chunk = threadIdx.y; chunk < chunks; chunk += kGroups)
-      sum += static_cast<const C*>(x.partials)[chunk * x.columns + column];
-  }
-  shared[threadIdx.y][threadIdx.x] = sum;
-  __syncthreads();
-  if (threadIdx.y != 0 || column >= x.columns) return;
-  sum = 0;
-#pragma unroll
-  for (int g = 0; g < kGroups; ++g) sum += shared[g][threadIdx.x];
-  x.partials = nullptr;
-  store_sum(x, column, sum);
-}
-
 Matrix matrix_of(const View& v) {
   if (!v) return {};
   return {v.data, v.stride(0), v.stride(1), v.dtype};
@@ -251,9 +230,8 @@ void activation_backward(const Stream& stream, Activation activation, View dz, V
       launch_backward<typename decltype(tag)::type, decltype(which)::value>(x, chunks, queue);
     });
   });
-  if (x.partials == nullptr) return;
-  const auto sums = dy.dtype == Dtype::f64 ? column_sums_kernel<double> : column_sums_kernel<float>;
-  launch(sums, blocks_for(x.columns, 32), dim3(32, 32), 0, queue, x, chunks.count);
+  if (x.partials != nullptr)
+    column_sums(stream, dbias, beta, x.partials, dy.dtype == Dtype::f64, chunks.count);
 }
 
 }  // namespace mixtape::kernels::cuda

@@ -6,6 +6,7 @@
 #include <unordered_map>
 #include <vector>
 
+#include "kernels/cuda/byte_key.h"
 #include "kernels/cuda/cublas_check.h"
 #include "kernels/cuda/matmul_trial.h"
 
@@ -14,20 +15,6 @@ namespace {
 
 constexpr int kRequested = 24;  // heuristic results asked for, best first
 constexpr int kCandidates = 8;  // of those, how many are kept
-
-struct KeyHash {
-  std::size_t operator()(const MatmulKey& key) const {
-    static_assert(sizeof(MatmulKey) % 8 == 0);
-    std::uint64_t words[sizeof(MatmulKey) / 8];
-    std::memcpy(words, &key, sizeof(key));
-    std::uint64_t h = 0x9E3779B97F4A7C15u;
-    for (std::uint64_t word : words) {
-      h = (h ^ word) * 0xFF51AFD7ED558CCDu;
-      h ^= h >> 32;
-    }
-    return h;
-  }
-};
 
 cudaDataType_t data_type(Dtype t) {
   switch (t) {
@@ -164,6 +151,9 @@ std::vector<MatmulCandidate> candidates_of(const MatmulKey& key, Descriptors& d)
   return candidates;
 }
 
+template <class T>
+using PlanMap = std::unordered_map<MatmulKey, T, ByteHash, ByteEqual>;
+
 /// What all threads share about a problem.
 struct SharedPlan {
   std::vector<MatmulCandidate> candidates;  // best estimate first; empty: not supported
@@ -178,7 +168,7 @@ struct LocalPlan {
 
 SharedPlan* shared_plan(const MatmulKey& key, Descriptors& descriptors) {
   static std::mutex mutex;
-  static auto& plans = *new std::unordered_map<MatmulKey, std::unique_ptr<SharedPlan>, KeyHash>;
+  static auto& plans = *new PlanMap<std::unique_ptr<SharedPlan>>;
   std::lock_guard lock(mutex);
   std::unique_ptr<SharedPlan>& slot = plans[key];
   if (slot == nullptr) {
@@ -191,7 +181,7 @@ SharedPlan* shared_plan(const MatmulKey& key, Descriptors& descriptors) {
 }
 
 LocalPlan& local_plan(const MatmulKey& key, const MatmulOperands& operands) {
-  thread_local std::unordered_map<MatmulKey, LocalPlan, KeyHash> plans;
+  thread_local PlanMap<LocalPlan> plans;
   LocalPlan& plan = plans[key];
   if (plan.shared == nullptr) [[unlikely]] {
     describe(plan.descriptors, key);

@@ -12,8 +12,6 @@
 #include <cuda_runtime_api.h>
 
 #include <cstdint>
-#include <cstring>
-#include <type_traits>
 
 #include "engine/dtype.h"
 #include "engine/stream.h"
@@ -36,12 +34,7 @@ struct MatmulKey {
   std::uint8_t align_a, align_b, align_d;  // log2 of bytes, at most 8 (alignment_log2)
   std::uint8_t align_bias, align_aux;
   std::uint8_t unused[6];
-
-  friend bool operator==(const MatmulKey& x, const MatmulKey& y) {
-    return std::memcmp(&x, &y, sizeof(MatmulKey)) == 0;
-  }
 };
-static_assert(std::has_unique_object_representations_v<MatmulKey>);
 
 /// Alignment classes that algorithms tell apart: 256, 16, 8, 4, 2, 1 bytes.
 std::uint8_t alignment_log2(const void* pointer);

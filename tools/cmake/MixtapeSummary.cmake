@@ -23,7 +23,7 @@ mixtape_summary_line(oneDNN ${MIXTAPE_WITH_ONEDNN} "${MIXTAPE_NOTE_ONEDNN}"
 mixtape_summary_line(CUDA ${MIXTAPE_WITH_CUDA} "${MIXTAPE_NOTE_CUDA}"
   "no GPU: tensors live on the CPU, and Device::cuda() throws")
 mixtape_summary_line(cuDNN ${MIXTAPE_WITH_CUDNN} "${MIXTAPE_NOTE_CUDNN}"
-  "convolution and pooling throw on CUDA tensors")
+  "convolution throws on CUDA tensors")
 mixtape_summary_line(NCCL ${MIXTAPE_WITH_NCCL} "${MIXTAPE_NOTE_NCCL}"
   "no data-parallel training over several GPUs")
 mixtape_summary_line(MPI ${MIXTAPE_WITH_MPI} "${MIXTAPE_NOTE_MPI}"
