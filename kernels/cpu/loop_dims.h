@@ -15,8 +15,8 @@ struct LoopDims {
   static constexpr int kMaxOperands = 5;
 
   int count = 0, operands = 0;
-  std::int64_t sizes[kMaxDims];
-  std::int64_t strides[kMaxOperands][kMaxDims];
+  std::int64_t sizes[kMaxDims + 1];
+  std::int64_t strides[kMaxOperands][kMaxDims + 1];
 
   /// The innermost size, 1 without dimensions.
   std::int64_t inner() const { return count > 0 ? sizes[count - 1] : 1; }
@@ -36,6 +36,13 @@ struct LoopDims {
     sizes[count] = size;
     int k = 0;
     ((strides[k++][count] = s), ...);
+    ++count;
+  }
+
+  /// Adds an innermost loop of one iteration, so that a row is a single position of the others.
+  void append_single() {
+    sizes[count] = 1;
+    for (int k = 0; k < operands; ++k) strides[k][count] = 0;
     ++count;
   }
 

@@ -171,7 +171,7 @@ inline Packet tanh(Packet x) {
                           -0x1.b9ee9p-5f, 0x1.111066p-3f, -0x1.555554p-2f);
   const Packet small = fma(p * s, x, x);
   const Packet large = one - two / (exp(t + t) + one);
-  return select(lt(t, Packet::splat(0.625f)), small, copysign(large, x));
+  return copysign(select(lt(t, Packet::splat(0.625f)), small, large), x);  // -0 stays -0
 }
 
 /// Odd polynomial below 0.92; above, 1 - erfc with erfc = exp of a polynomial.
