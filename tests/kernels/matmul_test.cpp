@@ -145,7 +145,7 @@ void run(Device d, Dtype in, Dtype out, const Case& c, const Options& o) {
 
   const Reference r = reference(c, a, b, bias, o.alpha);
   Values want(r.value.size()), bound(want.size()), pre_bound(want.size());
-  const bool unfused = d.is_cuda() && (o.bias || o.activation != Activation::none);
+  const bool unfused = d.is_cuda() && (o.bias || o.beta != 0 || o.activation != Activation::none);
   for (std::size_t i = 0; i < want.size(); ++i) {
     want[i] = activate(o.activation, r.value[i]) + (o.beta != 0 ? o.beta * old[i] : 0);
     const double size = r.size[i] + std::abs(o.beta * old[i]);

@@ -5,6 +5,7 @@
 #include <gtest/gtest.h>
 
 #include "engine/autocast.h"
+#include "engine/determinism.h"
 #include "engine/grad_mode.h"
 #include "ops/ops.h"
 #include "tests/ops/op_case.h"
@@ -305,6 +306,10 @@ TEST_P(Ops, AutocastFollowsThePolicy) {
 }
 
 TEST_P(Ops, TwoRunsAreBitEqual) {
+  set_deterministic(true);  // otherwise cuDNN may add in any order
+  struct Restore {
+    ~Restore() { set_deterministic(false); }
+  } restore;
   for (const Device device : test_devices()) {
     std::vector<std::vector<double>> results[2];
     for (auto& result : results) {
