@@ -118,8 +118,8 @@ class SmallVector {
  private:
   void grow(int capacity) {
     if (capacity <= 0) __builtin_unreachable();  // or GCC warns of an allocation of 0 elements
-    T* fresh = static_cast<T*>(::operator new(sizeof(T) * static_cast<unsigned>(capacity),
-                                              std::align_val_t(alignof(T))));
+    T* fresh = static_cast<T*>(
+        ::operator new(sizeof(T) * static_cast<unsigned>(capacity), std::align_val_t(alignof(T))));
     for (int i = 0; i < size_; ++i) {
       new (fresh + i) T(std::move(data()[i]));
       data()[i].~T();

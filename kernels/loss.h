@@ -15,8 +15,8 @@ struct CrossEntropyForward {
   View row_loss = {};  // out (N), f32 (f64 for f64)
   View lse = {};       // out (N), f32 (f64 for f64): log-sum-exp of each row
   View count = {};     // out, optional, 1 element f32: rows that are not ignored
-  View loss = {};      // out, optional, 1 element of any floating dtype: sum of row_loss, over count if
-                  // `mean`
+  View loss = {};  // out, optional, 1 element of any floating dtype: sum of row_loss, over count if
+                   // `mean`
   View logits = {}, target = {};
   std::int64_t ignore_index = -100;
   float label_smoothing = 0;

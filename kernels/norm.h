@@ -11,8 +11,8 @@
 namespace mixtape::kernels {
 
 struct LayerNormForward {
-  View y = {};             // out
-  View sum = {};           // out, with `residual`: x + residual, rounded to its dtype before normalising
+  View y = {};    // out
+  View sum = {};  // out, with `residual`: x + residual, rounded to its dtype before normalising
   View mean = {}, rstd = {};    // out, optional
   View x = {}, residual = {};   // residual optional
   View weight = {}, bias = {};  // optional
@@ -20,11 +20,11 @@ struct LayerNormForward {
 };
 
 struct LayerNormBackward {
-  View dx = {};              // out, optional; with `dsum` it is the normalisation's part plus dsum
-  View dweight = {}, dbias = {};  // out, optional; any floating dtype
+  View dx = {};  // out, optional; with `dsum` it is the normalisation's part plus dsum
+  View dweight = {}, dbias = {};         // out, optional; any floating dtype
   float beta_weight = 0, beta_bias = 0;  // 1 accumulates into dweight, dbias
   View dy = {}, dsum = {};  // dsum optional: gradient that reached x + residual by another way
-  View x = {};         // what was normalised (x, or the sum)
+  View x = {};              // what was normalised (x, or the sum)
   View weight = {}, mean = {}, rstd = {};
 };
 

@@ -23,8 +23,8 @@ using StoreFunction = void (*)(const void* src, void* dst, std::int64_t stride, 
 LoadFunction load_function(Dtype storage, Dtype compute);
 StoreFunction store_function(Dtype compute, Dtype storage);
 
-/// The compute type for converting `from` to `to`: f64 if either is, f32 if either is floating, else
-/// i64.
+/// The compute type for converting `from` to `to`: f64 if either is, f32 if either is floating,
+/// else i64.
 Dtype conversion_dtype(Dtype from, Dtype to);
 
 /// Address of element `index` of an array of `dtype`.

@@ -145,7 +145,7 @@ TEST(DataLoader, Case111EndingEarlyIsPrompt) {
   const auto start = std::chrono::steady_clock::now();
   for (int i = 0; i < 12; ++i) {
     DataLoader loader(data, {.batch_size = 4, .shuffle = i % 2 == 0, .workers = 1 + i % 3});
-    for ([[maybe_unused]] auto& batch : loader) break;                                           // at batch 1
+    for ([[maybe_unused]] auto& batch : loader) break;                           // at batch 1
     if (i % 4 == 1) std::this_thread::sleep_for(std::chrono::milliseconds(40));  // queue full
     if (i % 4 == 2)
       for ([[maybe_unused]] auto& batch : loader) break;

@@ -178,8 +178,8 @@ void run_backward(Device d, Dtype dtype, const Case& k, const Layouts& l) {
       Values bound = bounds(want, k.weight_terms() + 1, dtype, store);
       if (d.is_cuda())  // cuDNN rounds the sum to the inputs' dtype before it is added in f32
         for (std::size_t i = 0; i < bound.size(); ++i)
-          bound[i] += unit_roundoff(dtype) * std::abs(dw.value[i]) +
-                      (dtype == Dtype::f16 ? 0x1p-25 : 0);
+          bound[i] +=
+              unit_roundoff(dtype) * std::abs(dw.value[i]) + (dtype == Dtype::f16 ? 0x1p-25 : 0);
       expect_close(out.get(), want.value, bound);
       out.check_guards();
     }
