@@ -104,7 +104,7 @@ Plan make_plan(ConvPass pass, const ConvProblem& p) {
 }
 
 struct Key {
-  std::array<std::int64_t, 30> values{};
+  std::array<std::int64_t, 31> values{};  // 3 images of 7, 3 pairs, 4 more
   friend bool operator==(const Key&, const Key&) = default;
 };
 struct HashKey {
