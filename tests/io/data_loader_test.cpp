@@ -140,8 +140,8 @@ TEST(DataLoader, Case111ExceptionOfASampleReachesTheConsumer) {
 }
 
 TEST(DataLoader, Case111EndingEarlyIsPrompt) {
-  Numbers data(1 << 20);  // 17 minutes a pass
-  data.delay = std::chrono::milliseconds(1);
+  Numbers data(1 << 14);  // 80 seconds a pass
+  data.delay = std::chrono::milliseconds(5);
   const auto start = std::chrono::steady_clock::now();
   for (int i = 0; i < 12; ++i) {
     DataLoader loader(data, {.batch_size = 4, .shuffle = i % 2 == 0, .workers = 1 + i % 3});
