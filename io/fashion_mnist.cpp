@@ -1,6 +1,7 @@
 #include "io/fashion_mnist.h"
 
 #include "engine/check.h"
+#include "io/text.h"
 #include "ops/ops.h"
 
 namespace mixtape::io {
@@ -67,8 +68,12 @@ Batch IdxImageDataset::collate(std::span<const std::int64_t> indices,
 
 FashionMnist::FashionMnist(const std::filesystem::path& directory, Split split,
                            PixelNormalisation normalisation)
-    : IdxImageDataset(find(directory, mixtape::detail::concat(prefix(split), "-images-idx3-ubyte")),
-                      find(directory, mixtape::detail::concat(prefix(split), "-labels-idx1-ubyte")),
-                      static_cast<int>(kClassNames.size()), normalisation) {}
+    : FashionMnist(Files{find(directory, join({prefix(split), "-images-idx3-ubyte"})),
+                         find(directory, join({prefix(split), "-labels-idx1-ubyte"}))},
+                   normalisation) {}
+
+FashionMnist::FashionMnist(const Files& files, PixelNormalisation normalisation)
+    : IdxImageDataset(files.images, files.labels, static_cast<int>(kClassNames.size()),
+                      normalisation) {}
 
 }  // namespace mixtape::io

@@ -48,6 +48,12 @@ class FashionMnist : public IdxImageDataset {
   static constexpr std::array<std::string_view, 10> kClassNames = {
       "T-shirt/top", "Trouser", "Pullover", "Dress", "Coat",
       "Sandal",      "Shirt",   "Sneaker",  "Bag",   "Ankle boot"};
+
+ private:
+  struct Files {
+    std::filesystem::path images, labels;
+  };
+  FashionMnist(const Files& files, PixelNormalisation normalisation);
 };
 
 }  // namespace mixtape::io

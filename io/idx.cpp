@@ -33,7 +33,7 @@ std::string shape_text(const std::vector<std::int64_t>& shape) {
   std::ostringstream out;
   out << '(';
   for (std::size_t i = 0; i < shape.size(); ++i) out << (i ? ", " : "") << shape[i];
-  out << ')';
+  out << (shape.size() == 1 ? ",)" : ")");
   return out.str();
 }
 

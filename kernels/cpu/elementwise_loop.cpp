@@ -81,7 +81,7 @@ void plan_blocks(Loop& loop) {
   if (loop.inner > kBlockElements / 2) {
     const std::int64_t pieces = (loop.inner + kBlockElements - 1) / kBlockElements;
     const std::int64_t even = (loop.inner + pieces - 1) / pieces;
-    loop.chunk = std::min((even + 63) / 64 * 64, kBlockElements);
+    loop.chunk = std::min({(even + 63) / 64 * 64, kBlockElements, loop.inner});
     loop.chunks_per_row = (loop.inner + loop.chunk - 1) / loop.chunk;
     loop.blocks = loop.rows * loop.chunks_per_row;
   } else {

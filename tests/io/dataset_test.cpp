@@ -68,7 +68,7 @@ TEST(Collate, UnequalSamplesAreNamed) {
     return throws_error([&] { collate(data, {0, 1, 7}); }, what);
   };
   EXPECT_TRUE(refused([](std::int64_t i) { return Example{zeros({i == 7 ? 4 : 3})}; },
-                      {"sample 7", "expected x", "float32(3)", "got float32(4)"}));
+                      {"sample 7", "expected x", "float32(3,)", "got float32(4,)"}));
   EXPECT_TRUE(refused(
       [](std::int64_t i) {
         return Example{zeros({1}), zeros({1}, {.dtype = i == 7 ? Dtype::f64 : Dtype::f32})};
@@ -110,7 +110,7 @@ TEST(TensorDataset, FaultsAreNamed) {
       [] {
         TensorDataset data(zeros({3, 2}), zeros({4}));
       },
-      {"expected 3 samples in y", "float32(4)"}));
+      {"expected 3 samples in y", "float32(4,)"}));
   EXPECT_TRUE(throws_error([] { TensorDataset data{Tensor()}; }, {"expected x", "undefined"}));
   EXPECT_TRUE(throws_error([] { TensorDataset data(zeros({})); }, {"expected x", "float32()"}));
 }

@@ -201,7 +201,7 @@ TEST_F(IdxTest, Case109ImageAndLabelFiles) {
   const IdxPair pair = read_idx_pair(images, labels);
   EXPECT_EQ(pair.images.shape[0], pair.labels.shape[0]);
   EXPECT_TRUE(throws_error([&] { read_idx_pair(labels, images); },
-                           {"labels", "expected images", "(10)", "look swapped"}));
+                           {"labels", "expected images", "(10,)", "look swapped"}));
   const auto nine = file(idx_u8({9}), "nine");
   EXPECT_TRUE(throws_error([&] { read_idx_pair(images, nine); },
                            {"10 images", "images and", "9 labels", "nine"}));
