@@ -16,7 +16,7 @@ std::int64_t output_size(std::int64_t size, std::int64_t kernel, std::int64_t st
   return room < 0 ? 0 : room / stride + 1;
 }
 
-bool takes_onednn([[maybe_unused]] const ConvProblem& p) {
+[[maybe_unused]] bool takes_onednn([[maybe_unused]] const ConvProblem& p) {
 #if defined(MIXTAPE_WITH_ONEDNN)
   return p.x.dtype != Dtype::f64 && p.depth() > 0;
 #else
