@@ -10,13 +10,8 @@
 namespace mixtape {
 namespace {
 
-View rows_of(const Tensor& t) {  // contiguous, softmax dimension last
-  View v = t.view();
-  const std::int64_t columns = t.dim() == 0 ? 1 : t.size(-1);
-  v.sizes = {columns == 0 ? 0 : t.numel() / columns, columns};
-  v.strides = {columns, 1};
-  return v;
-}
+/// Contiguous rows along the last dimension; a 0-d tensor is one row of one.
+View rows_of(const Tensor& t) { return mixtape::rows_of(t, t.dim() == 0 ? 1 : t.size(-1)); }
 
 template <bool kLog>
 struct Softmax {  // over the last dimension

@@ -17,13 +17,6 @@ void check_parameters(const char* op, Inputs parameters, const Shape& normalized
   }
 }
 
-/// t's memory as (N, C) rows.
-View rows_of(const Tensor& t, std::int64_t columns) {
-  View v = t.view();
-  v.sizes = {columns == 0 ? 0 : t.numel() / columns, columns};
-  v.strides = {columns, 1};
-  return v;
-}
 View flat(const Tensor& t) {
   if (!t) return {};
   View v = t.view();

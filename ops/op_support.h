@@ -21,8 +21,13 @@ struct ScratchWorkspace {
 /// higher kind (bool < integer < float) than the other.
 Dtype result_dtype(const Tensor& a, const Tensor& b);
 
-/// out (keepdim form, x's rank) = sum of x, without recording.
-void run_sum(const Tensor& out, const Tensor& x);
+/// The memory of a contiguous tensor as (N, columns) rows.
+inline View rows_of(const Tensor& t, std::int64_t columns) {
+  View v = t.view();
+  v.sizes = {columns == 0 ? 0 : t.numel() / columns, columns};
+  v.strides = {columns, 1};
+  return v;
+}
 
 inline void check_floating(const char* op, const char* what, const Tensor& t) {
   MT_CHECK(is_floating(t.dtype()), op, ": expected ", what, " of a floating dtype, got ",

@@ -210,8 +210,6 @@ Tensor sum_to(const Tensor& x, const Shape& sizes) {
   return kept.size() == sizes.size() ? out : reshape(out, sizes);
 }
 
-void run_sum(const Tensor& out, const Tensor& x) { run_reduce(ReduceOp::sum, out, x); }
-
 Tensor Tensor::sum(const Shape& dims, bool keepdim) const {
   return mixtape::sum(*this, dims, keepdim);
 }
