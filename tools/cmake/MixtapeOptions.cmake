@@ -25,8 +25,6 @@ option(MIXTAPE_BUILD_BENCHMARKS "Build the benchmarks" ${PROJECT_IS_TOP_LEVEL})
 option(MIXTAPE_INSTALL "Generate the install step" ${PROJECT_IS_TOP_LEVEL})
 set(MIXTAPE_SANITIZE "" CACHE STRING "Sanitizers: empty, 'address+undefined' or 'thread'")
 set_property(CACHE MIXTAPE_SANITIZE PROPERTY STRINGS "" "address+undefined" "thread")
-set(MIXTAPE_CUDNN_FRONTEND_DIR "" CACHE PATH
-    "Folder with cudnn_frontend.h (the include folder of the Python wheel nvidia-cudnn-frontend)")
 
 if(NOT MIXTAPE_SANITIZE MATCHES "^(address\\+undefined|thread)?$")
   message(FATAL_ERROR "MIXTAPE_SANITIZE is '${MIXTAPE_SANITIZE}'; expected nothing, "
