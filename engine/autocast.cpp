@@ -5,6 +5,7 @@
 
 #include "engine/cast_op.h"
 #include "engine/grad_mode.h"
+#include "engine/graph_recorder.h"
 #include "engine/node.h"
 #include "kernels/elementwise.h"
 
@@ -30,7 +31,11 @@ Tensor fresh_shadow(const Tensor& leaf_tensor, Dtype dtype, bool& hit) {
   const std::uint32_t version = leaf_tensor.version();
   hit = leaf.shadow && leaf.shadow.dtype() == dtype && leaf.shadow_version == version &&
         leaf.shadow.shape() == leaf_tensor.shape() && leaf.shadow.device() == leaf_tensor.device();
-  if (hit) return leaf.shadow;
+  if (hit) {
+    if (graph_recorder != nullptr) [[unlikely]]
+      graph_recorder->note_shadow(*leaf_tensor.impl());
+    return leaf.shadow;
+  }
   const NoGrad no_grad;
   const bool reusable =
       leaf.shadow && leaf.shadow.dtype() == dtype && leaf.shadow.shape() == leaf_tensor.shape() &&

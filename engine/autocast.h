@@ -30,6 +30,9 @@ class Autocast {
   ThreadState previous_;
 };
 
+/// Whether this thread is inside an enabled Autocast scope.
+inline bool autocast_enabled() { return thread_state.autocast; }
+
 /// The tensor that an op of policy `low` uses for t: t itself, or its recorded cast.
 Tensor autocast_low(const Tensor& t);
 

@@ -266,6 +266,7 @@ void BackwardRun::call_backward(NodeEntry& entry, SmallVector<GradDst, 3>& dx) {
   thread_state.autocast_dtype = node.autocast.autocast_dtype;
   thread_state.autocast_cache = node.autocast.autocast_cache;
   thread_state.grad = create_graph_ && !opaque;
+  node.saved.last_use_ = !retain_;
   node.table->backward(node.op(), node.saved, entry.gradients, dx);
   thread_state.grad = create_graph_;
   thread_state.autocast = false;

@@ -4,6 +4,8 @@
 #include <mutex>
 #include <utility>
 
+#include "engine/graph_recorder.h"
+
 namespace mixtape {
 namespace {
 
@@ -32,13 +34,20 @@ void manual_seed(std::uint64_t seed) {
   all.states.clear();
 }
 
-PhiloxState draw_random(Device device, std::int64_t n) {
+PhiloxState advance_random(Device device, std::uint64_t blocks) {
   Generators& all = generators();
   const std::lock_guard lock(all.mutex);
   PhiloxState& state = all.of(device);
   const PhiloxState drawn = state;
-  state.offset += philox_blocks(static_cast<std::uint64_t>(n));
+  state.offset += blocks;
   return drawn;
+}
+
+PhiloxState draw_random(Device device, std::int64_t n) {
+  const std::uint64_t blocks = philox_blocks(static_cast<std::uint64_t>(n));
+  if (graph_recorder != nullptr && graph_recorder->device() == device)
+    return graph_recorder->draw(blocks);
+  return advance_random(device, blocks);
 }
 
 PhiloxState random_state(Device device) {

@@ -16,6 +16,9 @@ void manual_seed(std::uint64_t seed);
 /// Thread-safe.
 PhiloxState draw_random(Device device, std::int64_t n);
 
+/// Takes the state and advances it by `blocks` Philox counters.
+PhiloxState advance_random(Device device, std::uint64_t blocks);
+
 /// The generator's state: the next draw starts from it. Save it in checkpoints.
 PhiloxState random_state(Device device);
 void set_random_state(Device device, PhiloxState state);

@@ -2,6 +2,7 @@
 
 #include "engine/autocast.h"
 #include "engine/cast_op.h"
+#include "engine/graph_recorder.h"
 #include "engine/node.h"
 #include "engine/op_scope.h"
 #include "engine/tensor_detail.h"
@@ -62,6 +63,9 @@ Tensors apply_impl(const OpTable& table, const void* op, Inputs in) {
   const OpInfo& info = *table.info;
   const OpScope scope(info.name);
   const Device device = common_device(info.name, in);
+  if (graph_recorder != nullptr) [[unlikely]] {
+    for (const Tensor& t : in) graph_recorder->note_read(t);
+  }
 
   SmallVector<Tensor, 4> cast_inputs;
   if (thread_state.autocast && &table != &op_table<CastOp>) {
@@ -105,6 +109,8 @@ Tensors apply_impl(const OpTable& table, const void* op, Inputs in) {
 Tensor apply_view_impl(const OpTable& table, const void* op, const Tensor& in) {
   const OpInfo& info = *table.info;
   const OpScope scope(info.name);
+  if (graph_recorder != nullptr) [[unlikely]]
+    graph_recorder->note_read(in);
   Tensor out = table.view(op, in);
   const Inputs inputs(&in, 1);
   if (!wants_recording(info, inputs)) return out;
@@ -169,6 +175,11 @@ Tensor Saved::operator[](int i) const {
     }
   }
   return Tensor(std::move(impl));
+}
+
+bool Saved::disposable(int i) const {
+  const SavedTensor& entry = entries_[i];
+  return last_use_ && entry.storage && entry.storage->use_count() == 1;
 }
 
 const Meta& Saved::input(int i) const { return node_->inputs[i]; }

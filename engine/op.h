@@ -86,6 +86,9 @@ class Saved {
   /// backward.
   Tensor operator[](int i) const;
   int size() const { return entries_.size(); }
+  /// True when backward may overwrite the i-th value's memory: nothing else sees it and this pass
+  /// frees it. Ask before taking the value with [].
+  bool disposable(int i) const;
   /// Shape and dtype of input i, which need no saving.
   const Meta& input(int i) const;
   Device device() const;
@@ -99,6 +102,7 @@ class Saved {
   Inputs inputs_;    // during forward
   Outputs outputs_;  // during forward
   bool freed_ = false;
+  bool last_use_ = false;  // set by a backward pass that does not retain the graph
   SmallVector<SavedTensor, 3> entries_;
 };
 

@@ -15,10 +15,13 @@ struct Philox4 {
   std::uint32_t v[4];
 };
 
-/// State of one draw: key = seed, 64-bit counter = offset + block.
+/// State of one draw: key = seed, 64-bit counter = offset + block. In a captured graph `base`
+/// points to the replay's {seed, offset} in device memory; the seed is then that one and the offset
+/// counts from it, so that each replay draws new numbers.
 struct PhiloxState {
   std::uint64_t seed = 0;
   std::uint64_t offset = 0;
+  const std::uint64_t* base = nullptr;
   friend bool operator==(const PhiloxState&, const PhiloxState&) = default;
 };
 
@@ -28,6 +31,7 @@ MT_HOST_DEVICE inline std::uint32_t philox_mulhi(std::uint32_t a, std::uint32_t 
 
 /// Four 32-bit random words of counter block `block` (the upper 64 counter bits are zero).
 MT_HOST_DEVICE inline Philox4 philox(PhiloxState s, std::uint64_t block) {
+  if (s.base != nullptr) s = {s.base[0], s.base[1] + s.offset, nullptr};
   const std::uint64_t counter = s.offset + block;
   std::uint32_t c0 = static_cast<std::uint32_t>(counter),
                 c1 = static_cast<std::uint32_t>(counter >> 32);

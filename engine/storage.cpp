@@ -2,13 +2,17 @@
 
 #include <new>
 
+#include "engine/graph_recorder.h"
+
 namespace mixtape {
 
 Ref<Storage> Storage::create(std::size_t bytes, Device device) {
   Allocator& allocator = allocator_of(device);
   const Block block = allocator.allocate(bytes, Stream::current(device));
-  return Ref<Storage>::adopt(new (pool_allocate(sizeof(Storage)))
-                                 Storage(block, device, allocator, false));
+  auto* storage = new (pool_allocate(sizeof(Storage))) Storage(block, device, allocator, false);
+  if (graph_recorder != nullptr) [[unlikely]]
+    storage->captured_by_ = graph_recorder->id();
+  return Ref<Storage>::adopt(storage);
 }
 
 Ref<Storage> Storage::create_pinned(std::size_t bytes) {
@@ -17,6 +21,8 @@ Ref<Storage> Storage::create_pinned(std::size_t bytes) {
   return Ref<Storage>::adopt(new (pool_allocate(sizeof(Storage)))
                                  Storage(block, Device::cpu(), allocator, true));
 }
+
+void Storage::note_captured_write() { graph_recorder->note_write(*this); }
 
 void Storage::destroy(Storage* storage) noexcept {
   storage->allocator_->release(storage->block_);

@@ -6,6 +6,7 @@
 #include "engine/cuda/backend.h"
 #include "engine/device_error.h"
 #include "engine/env.h"
+#include "engine/op_scope.h"
 
 namespace mixtape {
 namespace {
@@ -44,8 +45,18 @@ Stream Stream::create(Device device, bool high_priority) {
   return make_stream(device, cudart::create_stream(device.index, high_priority));
 }
 
+namespace {
+void check_not_captured(Device device) {
+  const char* op = OpScope::current();
+  MT_CHECK(!cudart::is_capturing(device.index, Stream::current(device).native()),
+           op ? op : "synchronize", ": waits for ", device,
+           ", whose work is being captured; move it out of the step");
+}
+}  // namespace
+
 void Stream::synchronize() const {
   if (device_.is_cpu()) return;
+  check_not_captured(device_);
   cudart::synchronize_stream(device_.index, native_);
   throw_device_error(device_);
 }
@@ -122,6 +133,7 @@ StreamGuard::~StreamGuard() {
 void synchronize(Device device) {
   if (device.is_cpu()) return;
   check_device("synchronize", device);
+  check_not_captured(device);
   cudart::synchronize_device(device.index);
   throw_device_error(device);
 }

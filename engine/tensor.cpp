@@ -2,6 +2,7 @@
 
 #include <sstream>
 
+#include "engine/graph_recorder.h"
 #include "engine/node.h"
 #include "engine/op_scope.h"
 #include "engine/tensor_detail.h"
@@ -143,6 +144,8 @@ Tensor Tensor::grad() const {
 void Tensor::set_grad(const Tensor& gradient) {
   LeafGrad& leaf = leaf_grad(get());
   if (!gradient) return zero_grad();
+  if (graph_recorder != nullptr) [[unlikely]]
+    graph_recorder->note_leaf(get(), true);
   MT_CHECK_EQ(gradient.shape(), shape(), "set_grad: shape of the gradient");
   MT_CHECK(gradient.device() == device(), "set_grad: expected a gradient on ", device(), ", got ",
            gradient.describe());
@@ -157,6 +160,8 @@ void Tensor::set_grad(const Tensor& gradient) {
 void Tensor::zero_grad() {
   TensorImpl& t = get();
   if (!t.leaf) return;
+  if (graph_recorder != nullptr) [[unlikely]]
+    graph_recorder->note_leaf(t, true);
   t.leaf->state = GradState::none;
   t.leaf->scaled = false;
   if (!t.leaf->flat) t.leaf->gradient = {};

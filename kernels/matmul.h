@@ -25,6 +25,10 @@ struct MatmulArgs {
   Activation activation = Activation::none;  // not with beta != 0
   View pre_activation = {};  // optional (M, N) of out's dtype: alpha a b + bias, for the
                              // derivative of gelu_tanh, gelu and silu
+  // The product as a gradient that passes back through an activation: out = (alpha a b) *
+  // act'(saved). 2-D, without beta, bias and activation; `saved` (M, N) as in activation_backward.
+  Activation backward_of = Activation::none;
+  View saved = {};
 };
 
 /// Scratch that lets the CUDA backend use every algorithm: 32 MiB on Hopper; 0 for the CPU.
@@ -60,6 +64,9 @@ MT_DECLARE_MATMUL
 std::size_t activation_backward_workspace_bytes(std::int64_t rows, std::int64_t columns);
 }  // namespace cuda
 #undef MT_DECLARE_MATMUL
+
+/// Throws unless args' backward_of and what goes with it fit together.
+void check_backward_of(const MatmulArgs& args);
 
 /// Scratch for the column sums of a (rows, columns) gradient; 0 for the CPU.
 std::size_t activation_backward_workspace_bytes(Device device, std::int64_t rows,

@@ -82,10 +82,13 @@ struct CrossEntropy {  // logits (N, C), target (N)
   }
   void backward(const Saved& saved, Inputs dy, Grads dx) const {
     if (!dx[0]) return;
+    const bool in_place =
+        saved.disposable(0);  // a second (N, C) is most of a language model's peak
     const Tensor logits = saved[0], target = saved[1], lse = saved[2], count = saved[3],
                  g = dy[0].contiguous();
+    const Tensor dlogits = in_place ? logits : dx[0].out();
     kernels::cross_entropy_backward(stream_of(logits),
-                                    {.dlogits = dx[0].out().view(),
+                                    {.dlogits = dlogits.view(),
                                      .dy = g.view(),
                                      .count = view_or_absent(count),
                                      .lse = lse.view(),
@@ -93,6 +96,7 @@ struct CrossEntropy {  // logits (N, C), target (N)
                                      .target = target.view(),
                                      .ignore_index = options.ignore_index,
                                      .label_smoothing = options.label_smoothing});
+    if (in_place) dx[0].set(dlogits);
   }
 };
 

@@ -28,6 +28,16 @@ void run_matmul(const kernels::MatmulArgs& args) {
   kernels::matmul(Stream::current(args.out.device), args, scratch);
 }
 
+/// Sums of dz (M, N) over its rows (added to what is there, where the destination is a leaf).
+void bias_gradient_into(GradDst& dst, const Tensor& dz) {
+  const auto [sums, beta] = dst.accumulator();
+  const ScratchWorkspace scratch(
+      kernels::activation_backward_workspace_bytes(dz.device(), dz.size(0), dz.size(1)),
+      dz.device());
+  kernels::activation_backward(stream_of(dz), Activation::none, {}, sums.view(), beta, dz.view(),
+                               {}, scratch);
+}
+
 /// dst = a b (added to what is there, where the destination is a leaf's gradient).
 void product_into(GradDst& dst, const Tensor& a, const Tensor& b) {
   const auto [out, beta] = dst.accumulator();
@@ -76,6 +86,12 @@ struct Matmul {
   }
 };
 
+View transposed(const Tensor& w) {
+  return {
+      w.raw_data(), {w.size(1), w.size(0)}, {w.strides()[1], w.strides()[0]}, w.dtype(), w.device(),
+      true};
+}
+
 Activation activation_of(Act act) {
   switch (act) {
     case Act::none: return Activation::none;
@@ -117,16 +133,10 @@ struct Linear {
     Tensor z;  // pre-activation (N, out)
     if (saved.recording() && reads_pre_activation())
       z = Tensor::empty(out[0].shape(), out[0].dtype(), out[0].device());
-    const View wt = View{w.raw_data(),
-                         {w.size(1), w.size(0)},
-                         {w.strides()[1], w.strides()[0]},
-                         w.dtype(),
-                         w.device(),
-                         true};
     const Tensor bias = in[2] ? in[2].contiguous() : Tensor();
     run_matmul({.out = out[0].view(),
                 .a = x.view(),
-                .b = wt,
+                .b = transposed(w),
                 .bias = view_or_absent(bias),
                 .activation = activation_of(act),
                 .pre_activation = view_or_absent(z)});
@@ -175,7 +185,80 @@ struct Linear {
   }
 };
 
+/// y = act(x w1^T + b1) w2^T + b2; x (N, in), w1 (hidden, in), w2 (out, hidden). The derivative of
+/// the activation is applied by the product that makes its gradient, so that it is never alone.
+struct Mlp {
+  Act act;
+  static constexpr OpInfo info{.name = "mlp", .cast = Cast::low};
+
+  Metas infer(Inputs in) const {
+    const Tensor &x = in[0], &w1 = in[1], &w2 = in[3];
+    check_operands("mlp", x, w1);
+    check_operands("mlp", x, w2);
+    const auto check_bias = [&](const Tensor& b, const Tensor& w) {
+      MT_CHECK(!b || (b.dim() == 1 && b.size(0) == w.size(0) && b.dtype() == x.dtype()),
+               "mlp: expected a bias of ", x.dtype(), "(", w.size(0), "), got ", b.describe());
+    };
+    check_bias(in[2], w1);
+    check_bias(in[4], w2);
+    return {{{x.size(0), w2.size(0)}, x.dtype()}};
+  }
+  void forward(Inputs in, Outputs out, Saved& saved) const {
+    const Tensor x = as_matrix(in[0]), w1 = as_matrix(in[1]), w2 = as_matrix(in[3]);
+    const Tensor b1 = in[2] ? in[2].contiguous() : Tensor(),
+                 b2 = in[4] ? in[4].contiguous() : Tensor();
+    const Shape hidden = {x.size(0), w1.size(0)};
+    const Tensor h = Tensor::empty(hidden, x.dtype(), x.device());
+    Tensor z;
+    if (saved.recording() && act != Act::relu) z = Tensor::empty(hidden, x.dtype(), x.device());
+    run_matmul({.out = h.view(),
+                .a = x.view(),
+                .b = transposed(w1),
+                .bias = view_or_absent(b1),
+                .activation = activation_of(act),
+                .pre_activation = view_or_absent(z)});
+    run_matmul(
+        {.out = out[0].view(), .a = h.view(), .b = transposed(w2), .bias = view_or_absent(b2)});
+    saved.value(in[1].requires_grad() ? in[0] : Tensor());
+    saved.value(in[1]);
+    saved.value(in[3]);
+    saved.value(h);
+    saved.value(z);
+  }
+  void backward(const Saved& saved, Inputs dys, Grads dx) const {
+    const Tensor dy = dys[0].contiguous(), h = saved[3];
+    if (dx[4]) bias_gradient_into(dx[4], dy);
+    if (dx[3]) product_into(dx[3], dy.t(), h);
+    if (!dx[0] && !dx[1] && !dx[2]) return;
+    const Tensor dz = Tensor::empty(h.shape(), h.dtype(), h.device());
+    const Tensor w2 = as_matrix(saved[2]);
+    run_matmul({.out = dz.view(),
+                .a = dy.view(),
+                .b = w2.view(),
+                .backward_of = activation_of(act),
+                .saved = (act == Act::relu ? h : saved[4]).view()});
+    if (dx[2]) bias_gradient_into(dx[2], dz);
+    if (dx[1]) product_into(dx[1], dz.t(), saved[0]);
+    if (dx[0]) product_into(dx[0], dz, saved[1]);
+  }
+};
+
 }  // namespace
+
+Tensor mlp(const Tensor& x, const Tensor& w1, const Tensor& b1, const Tensor& w2, const Tensor& b2,
+           Act act) {
+  MT_CHECK(act != Act::none, "mlp: expected an activation, got none; use linear()");
+  MT_CHECK(x.dim() >= 1 && w1.dim() == 2 && w2.dim() == 2,
+           "mlp: expected x (.., in), w1 (hidden, in) and w2 (out, hidden), got ", x.describe(),
+           ", ", w1.describe(), " and ", w2.describe());
+  MT_CHECK(x.size(-1) == w1.size(1) && w1.size(0) == w2.size(1),
+           "mlp: expected x (.., in), w1 (hidden, in) and w2 (out, hidden), got ", x.shape(), ", ",
+           w1.shape(), " and ", w2.shape());
+  Shape sizes = x.shape();
+  sizes.back() = w2.size(0);
+  const std::int64_t rows = x.size(-1) == 0 ? 0 : x.numel() / x.size(-1);
+  return apply(Mlp{act}, {x.reshape({rows, x.size(-1)}), w1, b1, w2, b2}).reshape(sizes);
+}
 
 Tensor matmul(const Tensor& a, const Tensor& b) {
   MT_CHECK(a.dim() >= 1 && b.dim() >= 1, "matmul: expected at least one dimension, got ",

@@ -105,6 +105,11 @@ struct LinearOptions {
 /// act(x w^T + bias): x (.., in), weight (out, in), bias (out) or undefined -> (.., out).
 Tensor linear(const Tensor& x, const Tensor& weight, const Tensor& bias = {},
               LinearOptions options = {});
+/// act(x w1^T + b1) w2^T + b2, with the activation's derivative fused into backward's products:
+/// x (.., in), w1 (hidden, in), b1 (hidden), w2 (out, hidden), b2 (out) -> (.., out); biases may be
+/// undefined.
+Tensor mlp(const Tensor& x, const Tensor& w1, const Tensor& b1, const Tensor& w2, const Tensor& b2,
+           Act act = Act::gelu_tanh);
 
 // ---- shape (ops/shape.cpp) ---------------------------------------------------------------------
 Tensor reshape(const Tensor& x, const Shape& sizes);
@@ -139,6 +144,16 @@ struct CrossEntropyOptions {
 };
 /// Logits (N, C) or (N, C, d1, ..) against classes (N) or (N, d1, ..) of int64 or int32.
 Tensor cross_entropy(const Tensor& logits, const Tensor& target, CrossEntropyOptions options = {});
+struct LinearCrossEntropyOptions {
+  std::int64_t ignore_index = -100;
+  float label_smoothing = 0;
+  Reduction reduction = Reduction::mean;  // or sum
+  std::int64_t chunk_rows = 0;            // rows of logits at a time; 0: as many as 256 MiB hold
+};
+/// cross_entropy(linear(x, weight), target) without ever holding all logits, at the price of making
+/// them twice: x (.., C), weight (V, C), target (..) -> ().
+Tensor linear_cross_entropy(const Tensor& x, const Tensor& weight, const Tensor& target,
+                            const LinearCrossEntropyOptions& options = {});
 /// Mean (or sum, or elementwise) of (x - target)^2.
 Tensor mse_loss(const Tensor& x, const Tensor& target, Reduction reduction = Reduction::mean);
 

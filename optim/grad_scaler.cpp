@@ -5,6 +5,7 @@
 #include <cstring>
 
 #include "engine/grad_mode.h"
+#include "engine/graph_recorder.h"
 #include "engine/node.h"
 #include "engine/transfer.h"
 #include "kernels/elementwise.h"
@@ -18,6 +19,16 @@ static_assert(kFields == 5);
 constexpr int kScale = 0, kInvScale = 1, kFoundInf = 3;
 
 float* pointer(const Tensor& t) { return static_cast<float*>(t.raw_data()); }
+
+/// Reads what the device has written so far; on a GPU that may be a step or more ago.
+void check_skips(const Tensor& last, int limit) {
+  float skips = 0;
+  std::memcpy(&skips, pointer(last) + 4, sizeof(float));
+  MT_CHECK(limit <= 0 || skips < static_cast<float>(limit), "GradScaler::update: ", skips,
+           " steps in a row were skipped because gradients were inf or NaN; expected fewer than ",
+           limit,
+           ". last_step() names the parameters; the model may have diverged, or data may hold NaN");
+}
 
 }  // namespace
 
@@ -81,8 +92,12 @@ GradScaler::PerOptimizer& GradScaler::entry_of(const optim::Optimizer& optimizer
 void GradScaler::scan(PerOptimizer& entry, const std::vector<Tensor>& parameters, bool unscale) {
   const NoGrad no_grad;
   const kernels::GradientTable table = entry.table.refresh(parameters);
-  if (!entry.per_range || entry.per_range.numel() < table.count)
+  if (!entry.per_range || entry.per_range.numel() < table.count) {
+    const OutsideCapture outside(state_.device());
     entry.per_range = zeros({table.count}, {.device = state_.device()});
+  }
+  if (graph_recorder != nullptr) [[unlikely]]
+    graph_recorder->keep(entry.per_range);
   if (table.count > 0) {
     MT_CHECK(entry.table.device() == state_.device(), "GradScaler: expected gradients on ",
              state_.device(), ", got ", entry.table.device());
@@ -161,15 +176,11 @@ void GradScaler::end_update() {
     optimizers_[i].stage = Stage::ready;
     if (i > 0) optimizers_[i].found_inf.zero_();
   }
-  // Whatever the device has written so far; on a GPU that may be a step or more ago.
-  float skips = 0;
-  std::memcpy(&skips, pointer(last_host_) + 4, sizeof(float));
-  MT_CHECK(options_.max_consecutive_skips <= 0 ||
-               skips < static_cast<float>(options_.max_consecutive_skips),
-           "GradScaler::update: ", skips,
-           " steps in a row were skipped because gradients were inf or NaN; expected fewer than ",
-           options_.max_consecutive_skips,
-           ". last_step() names the parameters; the model may have diverged, or data may hold NaN");
+  check_skips(last_host_, options_.max_consecutive_skips);
+  if (graph_recorder == nullptr) return;
+  for (const Tensor& t : {state_, last_host_}) graph_recorder->keep(t);
+  graph_recorder->before_replay(
+      [last = last_host_, limit = options_.max_consecutive_skips] { check_skips(last, limit); });
 }
 
 void GradScaler::update() {

@@ -2,6 +2,7 @@
 
 #include <cstring>
 
+#include "engine/graph_recorder.h"
 #include "engine/node.h"
 #include "engine/transfer.h"
 
@@ -12,6 +13,8 @@ kernels::GradientTable GradientTable::refresh(const std::vector<Tensor>& paramet
   std::int64_t chunk = 0;
   bool first = true;
   for (const Tensor& p : parameters) {
+    if (graph_recorder != nullptr) [[unlikely]]
+      graph_recorder->note_leaf(*p.impl());
     const Tensor g = p.grad();
     if (!g || g.numel() == 0) continue;
     MT_CHECK(first || g.device() == device_, "gradients: expected all on ", device_, ", got ",
@@ -38,12 +41,15 @@ kernels::GradientTable GradientTable::refresh(const std::vector<Tensor>& paramet
       if (g && g.numel() > 0) listed_.push_back(p);
     }
     if (device_.is_cuda() && bytes > 0) {
+      const OutsideCapture outside(device_);
       device_ranges_ = Tensor::empty({static_cast<std::int64_t>(bytes)}, Dtype::u8, device_);
       copy_bytes(device_ranges_.raw_data(), device_, ranges_.data(), Device::cpu(), bytes,
                  Stream::current(device_));
     }
     sent_ = ranges_;
   }
+  if (graph_recorder != nullptr) [[unlikely]]
+    graph_recorder->keep(device_ranges_);
   kernels::GradientTable table;
   table.host = ranges_.data();
   table.device = device_.is_cuda() && bytes > 0

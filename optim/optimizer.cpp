@@ -5,6 +5,7 @@
 
 #include "engine/device_error.h"
 #include "engine/grad_mode.h"
+#include "engine/graph_recorder.h"
 #include "engine/node.h"
 #include "engine/transfer.h"
 #include "ops/ops.h"
@@ -122,6 +123,8 @@ void FusedOptimizer::fill_entries(Group& g) const {
   std::int64_t chunk = 0;
   for (std::size_t i = 0; i < g.parameters.size(); ++i) {
     const Tensor& p = g.parameters[i];
+    if (graph_recorder != nullptr) [[unlikely]]
+      graph_recorder->note_leaf(*p.impl());
     const LeafGrad& leaf = leaf_grad(*p.impl());
     if (leaf.state == GradState::none || p.numel() == 0) continue;
     MT_CHECK(leaf.state == GradState::valid, name_, ": the gradient of ", parameter_name(p, 0, i),
@@ -160,27 +163,40 @@ kernels::ParameterTable FusedOptimizer::upload(Group& g) const {
   if (device.is_cpu()) return table;
   const std::size_t bytes = g.entries.size() * sizeof(kernels::ParameterEntry);
   if (!same_bytes(g.entries, g.sent_entries)) {
+    const OutsideCapture outside(device);
     g.device_entries = Tensor::empty({static_cast<std::int64_t>(bytes)}, Dtype::u8, device);
     copy_bytes(g.device_entries.raw_data(), device, g.entries.data(), Device::cpu(), bytes,
                Stream::current(device));
     g.sent_entries = g.entries;
   }
+  if (graph_recorder != nullptr) [[unlikely]]
+    graph_recorder->keep(g.device_entries);
   table.device = static_cast<const kernels::ParameterEntry*>(g.device_entries.raw_data());
   return table;
+}
+
+void FusedOptimizer::send_scalars(Group& g) {
+  if (g.scalars_sent && std::memcmp(&g.scalars, &g.uploaded, sizeof(Scalars)) == 0) return;
+  kernels::set_scalars(Stream::current(g.device_scalars.device()),
+                       static_cast<Scalars*>(g.device_scalars.raw_data()), g.scalars);
+  g.uploaded = g.scalars;
+  g.scalars_sent = true;
 }
 
 void FusedOptimizer::step_group(Group& g, const kernels::StepScalars& step) {
   fill_entries(g);
   if (g.entries.empty()) return;
   const Device device = g.parameters[0].device();
-  const Stream stream = Stream::current(device);
-  auto* scalars = static_cast<Scalars*>(g.device_scalars.raw_data());
-  if (!g.scalars_sent || std::memcmp(&g.scalars, &g.uploaded, sizeof(Scalars)) != 0) {
-    kernels::set_scalars(stream, scalars, g.scalars);
-    g.uploaded = g.scalars;
-    g.scalars_sent = true;
+  if (graph_recorder != nullptr) [[unlikely]] {
+    graph_recorder->before_replay([this, &g, name = name_, alive = std::weak_ptr(alive_)] {
+      MT_CHECK(!alive.expired(), "capture: the ", name, " optimizer of the captured step is gone");
+      send_scalars(g);
+    });
+  } else {
+    send_scalars(g);
   }
-  launch(stream, upload(g), scalars, g.flags, step);
+  launch(Stream::current(device), upload(g),
+         static_cast<const Scalars*>(g.device_scalars.raw_data()), g.flags, step);
   for (const Tensor& p : g.parameters) {
     LeafGrad& leaf = leaf_grad(*p.impl());
     if (leaf.state != GradState::valid) continue;

@@ -5,7 +5,9 @@
 // is updated. A parameter that had no gradient since zero_grad() is left alone, its step count too.
 #pragma once
 
+#include <deque>
 #include <functional>
+#include <memory>
 #include <string>
 #include <vector>
 
@@ -94,6 +96,7 @@ class FusedOptimizer : public Optimizer {
     std::vector<kernels::ParameterEntry> entries, sent_entries;
     Tensor device_entries;  // u8
   };
+  void send_scalars(Group& group);
   void fill_entries(Group& group) const;
   kernels::ParameterTable upload(Group& group) const;
   void step_group(Group& group, const kernels::StepScalars& step);
@@ -102,7 +105,8 @@ class FusedOptimizer : public Optimizer {
   const char* name_;
   int state_count_;
   const char* const* state_names_;
-  std::vector<Group> groups_;
+  std::deque<Group> groups_;  // captured steps keep their addresses
+  std::shared_ptr<const char> alive_ = std::make_shared<const char>('y');
 };
 
 struct SgdOptions {

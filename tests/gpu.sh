@@ -3,7 +3,7 @@
 # benchmarks, and PyTorch beside them where it is installed; a short table comes last.
 #
 #   tests/gpu.sh --bundle BUILD DIR   gather a build's binaries into DIR, to carry to a GPU machine
-#   tests/gpu.sh DIR [part...]        run them there; parts: tests sanitize bench torch (default: all)
+#   tests/gpu.sh DIR [part...]        run them there; parts: tests sanitize bench torch train (default: all but train)
 #
 # A build to carry: cmake -B BUILD -DBUILD_SHARED_LIBS=ON -DMIXTAPE_NATIVE=OFF -DMIXTAPE_ONEDNN=OFF
 # -DMIXTAPE_MPI=OFF -DCMAKE_CUDA_ARCHITECTURES=90. Logs go to $OUT (default: DIR/out).
@@ -31,6 +31,7 @@ parts=${*:-tests sanitize bench torch}
 here=$(cd "$(dirname "$0")" && pwd)
 out=${OUT:-$dir/out}
 mkdir -p "$out"
+export MIXTAPE_ALGORITHM_CACHE=${MIXTAPE_ALGORITHM_CACHE:-$out/algorithms}
 export LD_LIBRARY_PATH=$dir/lib:${LD_LIBRARY_PATH:-} MIXTAPE_TEST_DEVICE=cuda NCCL_NVLS_ENABLE=0
 table=$out/table.txt
 : > "$table"
@@ -92,6 +93,26 @@ run_torch() {
   tail -n 40 "$out/torch.txt" >> "$table"
 }
 
+# Whole training steps, one line of JSON each; with PEER_SCRIPT (a program with the options of these
+# benchmarks) PyTorch's beside them. TRAIN_CASES: "workload options" lines.
+default_cases="mlp --precision fp16 --batch 128
+gpt2 --precision bf16 --batch 32
+gpt2 --precision bf16 --batch 4"
+run_training() {
+  local line workload options mode
+  while read -r line; do
+    [ -n "$line" ] || continue
+    workload=${line%% *} options=${line#* }
+    for mode in ${TRAIN_MODES:-eager captured}; do
+      timeout 120 "$dir/bench/${workload}_step_benchmark" $options --mode "$mode" 2>&1 | tail -3 | tee -a "$table"
+    done
+    [ -n "${PEER_SCRIPT:-}" ] || continue
+    for mode in ${PEER_MODES:-eager compile}; do
+      timeout 240 python3 "$PEER_SCRIPT" ${workload} $options --mode "$mode" 2> "$out/peer.log" | tail -1 | tee -a "$table"
+    done
+  done <<< "${TRAIN_CASES:-$default_cases}"
+}
+
 nvidia-smi --query-gpu=name,driver_version --format=csv,noheader | tee -a "$table"
 for part in $parts; do
   case $part in
@@ -99,6 +120,7 @@ for part in $parts; do
     sanitize) run_sanitizer ;;
     bench) run_benchmarks ;;
     torch) run_torch ;;
+    train) run_training ;;
     *) echo "unknown part $part"; exit 2 ;;
   esac
 done

@@ -24,6 +24,13 @@ void* create_stream(int, bool) { refuse(); }
 void synchronize_stream(int, void*) { refuse(); }
 void synchronize_device(int) { refuse(); }
 bool is_capturing(int, void*) { refuse(); }
+void* capture_stream(int) { refuse(); }
+void begin_capture(int, void*) { refuse(); }
+CapturedGraph end_capture(int, void*) { refuse(); }
+void abandon_capture(int, void*) noexcept {}
+void launch_graph(int, void*, void*) { refuse(); }
+void destroy_graph(int, void*) noexcept {}
+void synchronize_device_quietly(int) noexcept {}
 void* acquire_event(int, bool) { refuse(); }
 void release_event(int, bool, void*) noexcept {}
 void record_event(int, void*, void*) { refuse(); }

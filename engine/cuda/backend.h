@@ -38,6 +38,22 @@ void synchronize_stream(int device, void* stream);
 void synchronize_device(int device);
 bool is_capturing(int device, void* stream);
 
+/// A recorded graph, ready to launch.
+struct CapturedGraph {
+  void* executable = nullptr;
+  std::size_t nodes = 0;
+};
+/// The stream that captures of `device` record on; nothing else uses it.
+void* capture_stream(int device);
+void begin_capture(int device, void* stream);
+CapturedGraph end_capture(int device, void* stream);
+/// Ends a capture that failed.
+void abandon_capture(int device, void* stream) noexcept;
+void launch_graph(int device, void* executable, void* stream);
+void destroy_graph(int device, void* executable) noexcept;
+/// Waits and leaves errors for the next call that reports them.
+void synchronize_device_quietly(int device) noexcept;
+
 /// Events without timing are recycled through a pool.
 void* acquire_event(int device, bool timing);
 void release_event(int device, bool timing, void* event) noexcept;

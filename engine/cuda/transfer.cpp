@@ -11,6 +11,7 @@
 #include "engine/cuda/capture_mode.h"
 #include "engine/cuda/cuda_check.h"
 #include "engine/cuda/pinned.h"
+#include "engine/op_scope.h"
 
 namespace mixtape::cudart {
 namespace {
@@ -112,8 +113,9 @@ void copy(void* dst, Device dst_device, const void* src, Device src_device, std:
     return;
   }
   MT_CHECK(!is_capturing(stream.device().index, stream.native()),
-           "copy_bytes: expected pinned host memory in a captured graph, got memory that a replay "
-           "could not read or write");
+           OpScope::current() ? OpScope::current() : "copy_bytes",
+           ": expected pinned host memory in a captured step, got memory that a replay could not "
+           "read or write");
   if (to_device) {
     upload(static_cast<char*>(dst), static_cast<const char*>(src), n, stream);
   } else {

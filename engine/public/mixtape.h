@@ -6,6 +6,7 @@
 #include "engine/anomaly.h"
 #include "engine/autocast.h"
 #include "engine/build_info.h"
+#include "engine/capture.h"
 #include "engine/generator.h"
 #include "engine/grad_mode.h"
 #include "engine/op.h"

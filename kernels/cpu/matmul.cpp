@@ -286,11 +286,14 @@ void run(const Problem& p) {
 
 }  // namespace
 
-void matmul(const Stream&, const MatmulArgs& args, Workspace) {
+void matmul(const Stream& stream, const MatmulArgs& args, Workspace workspace) {
   check_arguments(args);
+  check_backward_of(args);
   if (args.out.numel() == 0) return;
   const Problem p = make_problem(args);
   args.a.dtype == Dtype::f64 ? run<double>(p) : run<float>(p);
+  if (args.backward_of != Activation::none)
+    activation_backward(stream, args.backward_of, args.out, {}, 0, args.out, args.saved, workspace);
 }
 
 }  // namespace mixtape::kernels::cpu

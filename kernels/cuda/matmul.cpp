@@ -129,7 +129,8 @@ void place(Problem& p, const MatmulArgs& x, const Layout& a, const Layout& b, st
 
 Problem problem_of(const MatmulArgs& x, const Workspace& workspace) {
   Problem p;
-  const bool has_epilogue = x.bias || x.pre_activation || x.activation != Activation::none;
+  const bool has_epilogue = x.bias || x.pre_activation || x.activation != Activation::none ||
+                            x.backward_of != Activation::none;
   p.batch = x.out.dim() == 3 ? x.out.size(0) : 1;
   p.out = layout_of("out", x.out, has_epilogue);
   MT_CHECK(p.batch == 1 || p.out.batch_stride != 0, "matmul: out repeats a matrix: strides ",
@@ -156,10 +157,24 @@ Problem problem_of(const MatmulArgs& x, const Workspace& workspace) {
   return p;
 }
 
+/// The epilogue that multiplies by the derivative of tanh-GELU at `saved`.
+bool set_gelu_gradient(Problem& p, const MatmulArgs& x) {
+  MatmulKey& key = p.key;
+  key.align_aux = alignment_log2(x.saved.data);
+  const bool fits = x.backward_of == Activation::gelu_tanh && is_low_precision(key.out_dtype) &&
+                    x.saved.stride(1) == 1 && key.align_aux >= 4 && x.saved.stride(0) % 8 == 0;
+  if (!fits) return false;
+  key.epilogue = CUBLASLT_EPILOGUE_DGELU;
+  key.aux_ld = x.saved.stride(0);
+  p.operands.aux = x.saved.data;
+  return true;
+}
+
 /// Sets the epilogue that does all that x asks for; false if cuBLASLt has none for it.
 bool set_epilogue(Problem& p, const MatmulArgs& x) {
   MatmulKey& key = p.key;
   if (!p.out.row_major || key.out_dtype == Dtype::f64) return false;
+  if (x.backward_of != Activation::none) return set_gelu_gradient(p, x);
   std::uint32_t epilogue = 0;
   switch (x.activation) {
     case Activation::none: break;
@@ -225,10 +240,13 @@ bool run_batches(const Problem& p, Workspace workspace, const Stream& stream) {
 
 void matmul(const Stream& stream, const MatmulArgs& args, Workspace workspace) {
   check_arguments(args);
+  check_backward_of(args);
   if (args.out.numel() == 0) return;
   const CudaDeviceGuard device(stream.device());
-  const bool has_epilogue = args.bias || args.pre_activation || args.activation != Activation::none;
-  if (args.a.size(-1) == 0) {
+  const bool backward = args.backward_of != Activation::none;
+  const bool has_epilogue =
+      args.bias || args.pre_activation || args.activation != Activation::none || backward;
+  if (args.a.size(-1) == 0) {  // backward: 0 * act'(saved)
     if (has_epilogue || args.beta != 1)
       bias_activation(stream, args.out, args.beta, args.bias, args.activation, args.pre_activation);
     return;
@@ -243,7 +261,9 @@ void matmul(const Stream& stream, const MatmulArgs& args, Workspace workspace) {
            args.a.sizes, " strides ", args.a.strides, ", b ", args.b.sizes, " strides ",
            args.b.strides, ", out ", args.out.sizes, " strides ", args.out.strides, ", dtype ",
            args.a.dtype, " to ", args.out.dtype);
-  if (has_epilogue)
+  if (backward)
+    activation_backward(stream, args.backward_of, args.out, {}, 0, args.out, args.saved, workspace);
+  else if (has_epilogue)
     bias_activation(stream, args.out, 1, args.bias, args.activation, args.pre_activation);
 }
 

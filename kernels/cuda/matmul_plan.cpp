@@ -1,11 +1,14 @@
 #include "kernels/cuda/matmul_plan.h"
 
 #include <atomic>
+#include <cstring>
 #include <memory>
 #include <mutex>
+#include <span>
 #include <unordered_map>
 #include <vector>
 
+#include "kernels/cuda/algorithm_cache.h"
 #include "kernels/cuda/byte_key.h"
 #include "kernels/cuda/cublas_check.h"
 #include "kernels/cuda/matmul_trial.h"
@@ -151,6 +154,65 @@ std::vector<MatmulCandidate> candidates_of(const MatmulKey& key, Descriptors& d)
   return candidates;
 }
 
+// ---- what earlier processes have measured ------------------------------------------------------
+
+/// A trial's choice as the disk keeps it; the library says that an algorithm may be restored by the
+/// same version of itself.
+struct StoredAlgorithm {
+  cublasLtMatmulAlgo_t algo;
+  std::uint64_t workspace_bytes;
+};
+
+AlgorithmCache& cache_of(int device) {
+  static auto& caches = *new std::unordered_map<int, std::unique_ptr<AlgorithmCache>>;
+  std::unique_ptr<AlgorithmCache>& cache = caches[device];
+  if (cache == nullptr)
+    cache = std::make_unique<AlgorithmCache>(
+        device, mixtape::detail::concat("cublaslt", cublasLtGetVersion()));
+  return *cache;
+}
+std::mutex cache_mutex;
+
+/// The key without what names the device in this process.
+MatmulKey stored_key(MatmulKey key) {
+  key.device = 0;
+  return key;
+}
+
+/// The index among the candidates, joined by it if need be, of an earlier choice; -1: none that
+/// still runs.
+int recall_choice(const MatmulKey& key, Descriptors& d, std::vector<MatmulCandidate>& candidates) {
+  const MatmulKey stored = stored_key(key);
+  StoredAlgorithm value{};
+  {
+    const std::lock_guard lock(cache_mutex);
+    if (!cache_of(key.device)
+             .find(std::as_bytes(std::span(&stored, 1)),
+                   std::as_writable_bytes(std::span(&value, 1))))
+      return -1;
+  }
+  for (std::size_t i = 0; i < candidates.size(); ++i) {
+    if (std::memcmp(&candidates[i].algo, &value.algo, sizeof(value.algo)) == 0)
+      return static_cast<int>(i);
+  }
+  cublasLtMatmulHeuristicResult_t result;
+  const cublasStatus_t status = cublasLtMatmulAlgoCheck(handle_of(key.device), &d.product, &d.a,
+                                                        &d.b, &d.d, &d.d, &value.algo, &result);
+  if (status != CUBLAS_STATUS_SUCCESS || result.workspaceSize > std::size_t{key.workspace_kib}
+                                                                    << 10)
+    return -1;
+  candidates.push_back({value.algo, result.workspaceSize});
+  return static_cast<int>(candidates.size()) - 1;
+}
+
+void remember_choice(const MatmulKey& key, const MatmulCandidate& choice) {
+  const MatmulKey stored = stored_key(key);
+  const StoredAlgorithm value{choice.algo, choice.workspace_bytes};
+  const std::lock_guard lock(cache_mutex);
+  cache_of(key.device)
+      .store(std::as_bytes(std::span(&stored, 1)), std::as_bytes(std::span(&value, 1)));
+}
+
 template <class T>
 using PlanMap = std::unordered_map<MatmulKey, T, ByteHash, ByteEqual>;
 
@@ -174,7 +236,10 @@ SharedPlan* shared_plan(const MatmulKey& key, Descriptors& descriptors) {
   if (slot == nullptr) {
     auto plan = std::make_unique<SharedPlan>();
     plan->candidates = candidates_of(key, descriptors);
-    if (plan->candidates.size() < 2) plan->chosen = 0;
+    if (plan->candidates.size() < 2)
+      plan->chosen = 0;
+    else if (choice_remembered(key))
+      plan->chosen = recall_choice(key, descriptors, plan->candidates);
     slot = std::move(plan);
   }
   return slot.get();
@@ -227,8 +292,10 @@ bool run_matmul(const MatmulKey& key, const MatmulOperands& operands, Workspace 
                       shared.candidates[static_cast<std::size_t>(candidate)], workspace.data,
                       queue);
       };
-      shared.chosen =
+      const int fastest =
           fastest_candidate(key, operands, static_cast<int>(shared.candidates.size()), run, stream);
+      remember_choice(key, shared.candidates[static_cast<std::size_t>(fastest)]);
+      shared.chosen = fastest;
     }
     index = shared.chosen.load(std::memory_order_acquire);
   }

@@ -17,6 +17,10 @@ struct MatmulCandidate {
 /// so small that launching takes longer than any algorithm.
 bool trial_allowed(const MatmulKey& key, cudaStream_t stream);
 
+/// Whether a choice of an earlier process counts: not in deterministic mode, with trials switched
+/// off, or for problems too small for a trial.
+bool choice_remembered(const MatmulKey& key);
+
 /// True in deterministic mode, where what a trial chose earlier does not count.
 bool use_first_candidate();
 

@@ -45,7 +45,7 @@ struct OpCase {
   bool differentiable = true;
   bool second_order = true;           // gradients of gradients are available
   bool exact = false;                 // moves values: equal to the last bit
-  double intermediate_roundings = 0;  // results rounded to the storage type on the way
+  double intermediate_roundings = 0;  // results rounded to the inputs' dtype on the way
   double ulps = 4;                    // of the compute type, beyond rounding the result once
 };
 

@@ -546,6 +546,37 @@ void add_cases<OpId::linear>(List& list) {
                   .length = 48});
 }
 
+template <>
+void add_cases<OpId::mlp>(List& list) {
+  struct A {
+    Act act;
+    const char* name;
+    Scalar1 f;
+  };
+  const std::vector<A> acts = {
+      {Act::relu, "relu", [](double x) { return std::max(x, 0.0); }},
+      {Act::gelu_tanh, "gelu_tanh", gelu_by_tanh},
+      {Act::silu, "silu", [](double x) { return x / (1 + std::exp(-x)); }}};
+  const auto add = [](double y, double b) { return y + b; };
+  for (const A& a : acts) {
+    list.push_back({.op = "mlp",
+                    .variant = detail::concat("act ", a.name),
+                    .args = {Arg::real({5, 8}, -1, 1), Arg::real({16, 8}, -1, 1), Arg::real({16}),
+                             Arg::real({4, 16}, -1, 1), Arg::real({4})},
+                    .run = [a](const Args& x) { return mlp(x[0], x[1], x[2], x[3], x[4], a.act); },
+                    .reference =
+                        [a, add](const Arrays& x) {
+                          const Array h = map(zip(product(x[0], x[1], true), x[2], add), a.f);
+                          return zip(product(h, x[3], true), x[4], add);
+                        },
+                    .cast = Cast::low,
+                    .length = 48,
+                    .second_order = false,
+                    .intermediate_roundings = 2.0,
+                    .ulps = 32});
+  }
+}
+
 // ---- shape
 // -------------------------------------------------------------------------------------------
 
@@ -854,6 +885,41 @@ void add_cases<OpId::cross_entropy>(List& list) {
        .length = 5,
        .second_order = false,
        .ulps = 16});
+}
+template <>
+void add_cases<OpId::linear_cross_entropy>(List& list) {
+  for (const Reduction r : {Reduction::mean, Reduction::sum}) {
+    for (const std::int64_t chunk : {0, 4}) {
+      const LinearCrossEntropyOptions options{
+          .ignore_index = 2, .label_smoothing = 0.1f, .reduction = r, .chunk_rows = chunk};
+      list.push_back(
+          {.op = "linear_cross_entropy",
+           .variant = detail::concat("reduction ", static_cast<int>(r), " chunk ", chunk),
+           .args = {Arg::real({3, 3, 8}, -1, 1), Arg::real({11, 8}, -1, 1), Arg::index({3, 3}, 11)},
+           .run =
+               [options](const Args& x) { return linear_cross_entropy(x[0], x[1], x[2], options); },
+           .reference =
+               [options](const Arrays& x) {
+                 const Array lp = softmax_rows(product(reshaped(x[0], {9, 8}), x[1], true), true);
+                 double total = 0, count = 0;
+                 const double s = options.label_smoothing;
+                 for (std::int64_t i = 0; i < 9; ++i) {
+                   const auto t = static_cast<std::int64_t>(x[2][i]);
+                   if (t == options.ignore_index) continue;
+                   double uniform = 0;
+                   for (std::int64_t j = 0; j < 11; ++j) uniform -= lp[i * 11 + j] / 11;
+                   total += -(1 - s) * lp[i * 11 + t] + s * uniform;
+                   ++count;
+                 }
+                 return Array({}, options.reduction == Reduction::mean ? total / count : total);
+               },
+           .cast = Cast::full,
+           .length = 200,
+           .second_order = false,
+           .intermediate_roundings = 2.0,
+           .ulps = 32});
+    }
+  }
 }
 template <>
 void add_cases<OpId::mse_loss>(List& list) {

@@ -51,13 +51,13 @@ double largest(const Array& a) {
   return top;
 }
 
-/// One rounding to `storage` and (ulps + length additions) in `compute`, relative to the largest
-/// element.
+/// One rounding to `storage`, (ulps + length additions) in `compute` and intermediate roundings of
+/// relative size `intermediate`, relative to the largest element.
 void expect_close(const Array& got, const Array& expected, Dtype storage, Dtype compute,
-                  double ulps, double length, const std::string& what, double roundings = 0) {
+                  double ulps, double length, const std::string& what, double intermediate = 0) {
   ASSERT_EQ(got.shape, expected.shape) << what;
   const double scale = std::max(largest(expected), 1.0);
-  const double intermediates = roundings * unit_roundoff(storage) * scale;
+  const double intermediates = intermediate * scale;
   // Rounding errors of a sum grow like the square root of its length; 4 standard deviations.
   const double sums = unit_roundoff(compute) * (ulps + 4 * std::sqrt(length)) * scale;
   int shown = 0;
@@ -117,7 +117,7 @@ TEST_P(Ops, ForwardMatchesTheReferenceInEveryDtype) {
       }
       expect_close(to_array(out), expected, storage, compute,
                    c().ulps + (is_low_precision(dtype) ? 2 : 0), static_cast<double>(c().length),
-                   what, c().intermediate_roundings);
+                   what, c().intermediate_roundings * unit_roundoff(dtype));
     }
   }
 }
@@ -342,7 +342,8 @@ TEST_P(Ops, CudaAgreesWithTheCpu) {
     const Dtype storage = is_floating(a.dtype()) ? a.dtype() : Dtype::f64;
     const std::string what = detail::concat(c().op, " ", c().variant, " ", dtype);
     expect_close(to_array(b), to_array(a), storage, Dtype::f32, 2 * c().ulps,
-                 2.0 * static_cast<double>(c().length), what, 2 * c().intermediate_roundings);
+                 2.0 * static_cast<double>(c().length), what,
+                 2 * c().intermediate_roundings * unit_roundoff(dtype));
     if (!c().differentiable || !a.requires_grad()) continue;
     a.backward(cotangent_of(a));
     b.backward(cotangent_of(b));
