@@ -52,11 +52,15 @@ std::int32_t device_error_op_id(const char* op) {
 
 void throw_device_error(Device device) {
   if (device.is_cpu()) return;
-  volatile DeviceError* slot = device_error_slot(device);
-  if (slot->set == 0) return;
+  DeviceError* slot = device_error_slot(device);
+  std::atomic_ref taken_of(slot->taken);
+  std::uint32_t taken = taken_of.load(std::memory_order_acquire);
+  const std::uint32_t reported = std::atomic_ref(slot->reported).load(std::memory_order_acquire);
+  if (reported == taken) return;
   const std::int32_t op = slot->op;
   const std::int64_t value = slot->value, bound = slot->bound;
-  slot->set = 0;
+  // From here on the device may write the next error. One of several threads throws this one.
+  if (!taken_of.compare_exchange_strong(taken, reported, std::memory_order_acq_rel)) return;
   MT_THROW(op_name(op), ": expected an index in [0, ", bound, "), got ", value, " (found on ",
            device, ')');
 }

@@ -6,17 +6,24 @@
 #include <cstdint>
 
 #include "engine/device.h"
+#include "engine/half.h"
 
 namespace mixtape {
 
-/// Plain data shared with the device. `set` is claimed by compare-and-swap from 0 to 1, then the
-/// fields are written, then `set` becomes 2.
+/// Plain data shared with the device. Errors are numbered from 1: the device writes the fields of
+/// number `taken` + 1, if any, and then that number to `reported`; the host throws it and raises
+/// `taken`. Each counter has one writer, and no report can land in a slot that is being cleared.
 struct DeviceError {
-  std::uint32_t set = 0;
-  std::int32_t op = 0;  // index into device_error_op_name
+  std::uint32_t reported = 0;  // written by the device
+  std::uint32_t taken = 0;     // written by the host
+  std::int32_t op = 0;         // device_error_op_id
   std::int64_t value = 0;
   std::int64_t bound = 0;  // valid values are [0, bound)
 };
+/// Whether the slot holds an error that was not thrown yet; as of now, on either side.
+MT_HOST_DEVICE inline bool is_pending(const volatile DeviceError& error) {
+  return error.reported != error.taken;
+}
 
 /// The slot of `device` as the device sees it (host-mapped); for the CPU nullptr: CPU kernels
 /// throw.

@@ -11,13 +11,13 @@
 
 #include "engine/thread_pool.h"
 #include "kernels/cpu/convert.h"
+#include "kernels/optimizer_math.h"
 
 namespace mixtape::kernels::cpu {
 namespace {
 
 constexpr std::int64_t kBlock = 1024;     // elements in the inner loops
 constexpr std::int64_t kGrainChunks = 2;  // least work worth a thread
-constexpr float kClipEpsilon = 1e-6f;     // PyTorch's
 
 /// Calls f(entry, begin, n) for the chunks of `table`, in parallel; any entry type with first_chunk
 /// and numel.
@@ -38,7 +38,7 @@ void for_each_chunk(const Table& table, F&& f) {
 
 bool skipped(const StepScalars& step) {
   return (step.found_inf != nullptr && *step.found_inf != 0) ||
-         (step.device_error != nullptr && step.device_error->set != 0);
+         (step.device_error != nullptr && is_pending(*step.device_error));
 }
 
 /// What every gradient of this step is multiplied by.
@@ -266,8 +266,7 @@ void gradient_norm(const Stream&, const GradientTable& table, float* norm, const
 }
 
 void clip_factor(const Stream&, float* factor, const float* norm, float max_norm) {
-  const float f = max_norm / (*norm + kClipEpsilon);
-  *factor = f > 1 ? 1.0f : f;
+  *factor = optimizer_math::clip_factor(*norm, max_norm);
 }
 
 void gradient_scale(const Stream&, const GradientTable& table, const float* factor) {
@@ -281,22 +280,7 @@ void gradient_scale(const Stream&, const GradientTable& table, const float* fact
 }
 
 void scaler_update(const Stream&, ScalerState* state, const ScalerPolicy& policy) {
-  ScalerState& s = *state;
-  if (s.found_inf != 0) {
-    s.scale *= policy.backoff_factor;
-    s.growth_tracker = 0;
-    s.skipped_in_a_row += 1;
-  } else {
-    s.skipped_in_a_row = 0;
-    s.growth_tracker += 1;
-    if (s.growth_tracker >= static_cast<float>(policy.growth_interval)) {
-      s.scale *= policy.growth_factor;
-      s.growth_tracker = 0;
-    }
-  }
-  s.scale = std::clamp(s.scale, policy.min_scale, policy.max_scale);
-  s.inv_scale = 1 / s.scale;
-  s.found_inf = 0;
+  *state = optimizer_math::next_scaler_state(*state, policy);
 }
 
 void set_scalars(const Stream&, OptimizerScalars* target, const OptimizerScalars& values) {

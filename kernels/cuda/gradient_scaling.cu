@@ -2,11 +2,10 @@
 // GradScaler's state machine. Norms sum in double, per chunk and then in one block in a fixed tree.
 #include "kernels/cuda/block_reduce.cuh"
 #include "kernels/cuda/chunks.cuh"
+#include "kernels/optimizer_math.h"
 
 namespace mixtape::kernels::cuda {
 namespace {
-
-constexpr float kClipEpsilon = 1e-6f;  // PyTorch's
 
 cudaStream_t native(const Stream& stream) { return static_cast<cudaStream_t>(stream.native()); }
 
@@ -87,28 +86,11 @@ __global__ void gradient_norm_kernel(const double* partial, std::int64_t chunks,
 }
 
 __global__ void clip_factor_kernel(float* factor, const float* norm, float max_norm) {
-  const float f = max_norm / (*norm + kClipEpsilon);
-  *factor = f > 1 ? 1.0f : f;
+  *factor = optimizer_math::clip_factor(*norm, max_norm);
 }
 
 __global__ void scaler_update_kernel(ScalerState* state, ScalerPolicy policy) {
-  ScalerState s = *state;
-  if (s.found_inf != 0) {
-    s.scale *= policy.backoff_factor;
-    s.growth_tracker = 0;
-    s.skipped_in_a_row += 1;
-  } else {
-    s.skipped_in_a_row = 0;
-    s.growth_tracker += 1;
-    if (s.growth_tracker >= static_cast<float>(policy.growth_interval)) {
-      s.scale *= policy.growth_factor;
-      s.growth_tracker = 0;
-    }
-  }
-  s.scale = fminf(fmaxf(s.scale, policy.min_scale), policy.max_scale);
-  s.inv_scale = 1 / s.scale;
-  s.found_inf = 0;
-  *state = s;
+  *state = optimizer_math::next_scaler_state(*state, policy);
 }
 
 template <class T>

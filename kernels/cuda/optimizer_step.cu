@@ -3,7 +3,8 @@
 // each of parameter, gradient and state once and writing what changes once.
 //
 // The decision travels in device globals and not in the launch, because found-inf is known only on
-// the device; the error slot is host memory, which must not be read once a block.
+// the device. One thread makes it: another stream may report an error while this one looks, and all
+// parameters and their step counts have to agree; and the error slot is host memory, slow to read.
 #include <atomic>
 
 #include "kernels/cuda/chunks.cuh"
@@ -25,14 +26,15 @@ unsigned next_plan() {
 
 __global__ void begin_step_kernel(const ParameterEntry* entries, std::int64_t count,
                                   StepScalars step, float sign, unsigned plan) {
-  const bool skip = (step.found_inf != nullptr && *step.found_inf != 0) ||
-                    (step.device_error != nullptr &&
-                     *static_cast<const volatile std::uint32_t*>(&step.device_error->set) != 0);
+  __shared__ bool skip;
   if (threadIdx.x == 0) {
+    skip = (step.found_inf != nullptr && *step.found_inf != 0) ||
+           (step.device_error != nullptr && is_pending(*step.device_error));
     step_plans[plan].factor = sign * (step.inv_scale != nullptr ? *step.inv_scale : 1.0f) *
                               (step.clip_factor != nullptr ? *step.clip_factor : 1.0f);
     step_plans[plan].skip = skip;
   }
+  __syncthreads();
   if (skip) return;
   for (std::int64_t i = threadIdx.x; i < count; i += blockDim.x) {
     if (entries[i].gradient != nullptr && entries[i].step != nullptr) *entries[i].step += 1.0f;

@@ -4,8 +4,10 @@
 
 #include <memory>
 
+#include "kernels/index.h"
 #include "tests/kernels/device_array.h"
 #include "tests/kernels/numbers.h"
+#include "tests/support/expect_error.h"
 
 namespace mixtape::testing {
 namespace {
@@ -426,7 +428,7 @@ TEST(Optimizer, FoundInfOrDeviceErrorSkipsEverything) {
         const Values shadow(start.size(), 7.0);
         p.shadow.set(shadow);
         const DeviceArray<float> found_inf(d, {by_error ? 0.0f : 1.0f});
-        const DeviceArray<DeviceError> error(d, {DeviceError{by_error ? 2u : 0u, 0, 0, 0}});
+        const DeviceArray<DeviceError> error(d, {DeviceError{.reported = by_error ? 1u : 0u}});
         const StepScalars step{found_inf.data(), nullptr, nullptr, error.data()};
         adam ? group.step(adam_step, step) : group.step(sgd_step, step);
         expect_same(p.parameter.get(), start);
@@ -436,6 +438,32 @@ TEST(Optimizer, FoundInfOrDeviceErrorSkipsEverything) {
         expect_same(p.state1.get(), Values(start.size(), 0.0));
         EXPECT_EQ(p.step.get()[0], 0);
       }
+    }
+  });
+}
+
+// As in a training step: the kernel that finds the error, the update and the throw are in stream
+// order. Many threads report at once, and each round needs the slot to be free again.
+TEST(Optimizer, AnErrorFoundByAKernelSkipsTheStepUntilItIsThrown) {
+  on_each_device([](Device d) {
+    if (d.is_cpu()) return;  // CPU kernels throw at once
+    const std::int64_t n = 70'000;
+    Buffer x(d, Dtype::f32, {3}, Values(3, 1.0)), out(d, Dtype::f32, {n}),
+        index(d, Dtype::i64, {n}, Values(static_cast<std::size_t>(n), 5.0));
+    Group group(d);
+    group.scalars = kAdamDefaults;
+    for (int i = 0; i < 300; ++i) group.add({.n = 1}, {1}, {1});
+    const StepScalars step{nullptr, nullptr, nullptr, device_error_slot(d)};
+    for (int round = 1; round <= 3; ++round) {
+      const DeviceArray<OptimizerScalars> values(d, {group.scalars});
+      const ParameterTable table = group.table();
+      const Stream stream = Stream::current(d);
+      index_select(stream, "embedding", out.view(), x.view(), 0, index.view());
+      adam_step(stream, table, values.data(), group.flags, step);
+      expect_error([&] { stream.synchronize(); }, "embedding: expected an index in [0, 3), got 5");
+      for (const auto& p : group.parameters) EXPECT_EQ(p->step.get()[0], round - 1);
+      group.step(adam_step, step);
+      for (const auto& p : group.parameters) EXPECT_EQ(p->step.get()[0], round);
     }
   });
 }
