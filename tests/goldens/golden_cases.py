@@ -299,6 +299,21 @@ def op_linear(rng):
     ]
 
 
+@golden
+def op_mlp(rng):
+    def case(name, x, hidden, out, bias=True, act="gelu_tanh"):
+        def draw():
+            arrays = [real(rng, x, -1, 1), real(rng, (hidden, x[-1]), -1, 1), real(rng, (out, hidden), -1, 1)]
+            return arrays + ([real(rng, (hidden,)), real(rng, (out,))] if bias else [])
+        arrays = away_from_zero(draw, lambda x, w1, w2, b1=None, b2=None: F.linear(x, w1, b1)) if act == "relu" else draw()
+        return Case(name, arrays,
+                    lambda x, w1, w2, b1=None, b2=None: F.linear(ACTS[act](F.linear(x, w1, b1)), w2, b2),
+                    length=max(hidden, x[-1], math.prod(x[:-1])) * 4, act=act)
+    return [case("act_" + a, (5, 8), 16, 4, act=a) for a in ACTS if a != "none"] + [
+        case("no_bias", (5, 8), 16, 4, bias=False), case("batched", (2, 3, 8), 24, 8),
+    ]
+
+
 # ---- shape --------------------------------------------------------------------------------------
 
 @golden
@@ -448,6 +463,25 @@ def op_cross_entropy(rng):
         case("smoothed_ignored_none", (9, 11), "none", 0.25, 2),
         case("images", (2, 5, 3, 2), ignore=1), case("sequence_none", (2, 5, 3), "none"),
         case("wide", (3, 257)), case("transposed", (6, 5), orders={0: (1, 0)}),
+    ]
+
+
+@golden
+def op_linear_cross_entropy(rng):
+    def case(name, rows, features, classes, reduction="mean", smoothing=0.0, ignore=-100, chunk=0):
+        target = index(rng, rows, classes)
+        if ignore != -100:
+            target.flat[::3] = ignore
+        return Case(name, [real(rng, rows + (features,), -1, 1), real(rng, (classes, features), -1, 1), target],
+                    lambda x, w, t: F.cross_entropy(F.linear(x, w).reshape(-1, classes), t.reshape(-1),
+                                                    ignore_index=ignore, reduction=reduction,
+                                                    label_smoothing=smoothing),
+                    length=math.prod(rows) * max(features, classes), reduction=reduction, label_smoothing=smoothing,
+                    ignore_index=ignore, chunk_rows=chunk)
+    return [
+        case("mean", (9,), 8, 11), case("sum", (9,), 8, 11, "sum"), case("sequence", (2, 5), 8, 11),
+        case("chunks", (9,), 8, 11, chunk=4), case("ignored", (9,), 8, 11, ignore=2, chunk=4),
+        case("smoothed", (2, 5), 8, 11, smoothing=0.125, ignore=2),
     ]
 
 
