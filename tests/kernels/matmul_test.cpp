@@ -334,6 +334,67 @@ TEST(Matmul, TwoRunsAreBitEqual) {
   });
 }
 
+// A ReLU that is max(x, 0) in hardware would hide a NaN.
+TEST(Matmul, ActivationsKeepNaN) {
+  on_each_device([](Device d) {
+    for (Dtype dtype : kFloatingDtypes)
+      for (Activation activation : {Activation::relu, Activation::gelu_tanh, Activation::silu}) {
+        Values a(64 * 64, 1.0), ones(64 * 64, 1.0);
+        a[5 * 64 + 3] = kNaN;
+        Buffer a_buffer(d, dtype, {64, 64}, a), b(d, dtype, {64, 64}, ones),
+            bias(d, dtype, {64}, Values(64, 0.0)), out(d, dtype, {64, 64});
+        MatmulArgs args{.out = out.view(), .a = a_buffer.view(), .b = b.view()};
+        args.bias = bias.view();
+        args.activation = activation;
+        const TestWorkspace workspace(d, matmul_workspace_bytes(d));
+        matmul(Stream::current(d), args, workspace);
+        const Values got = out.get();
+        for (std::size_t i = 0; i < got.size(); ++i)
+          ASSERT_EQ(std::isnan(got[i]), i / 64 == 5)
+              << name_of(dtype) << " activation " << static_cast<int>(activation) << " at " << i;
+      }
+  });
+}
+
+TEST(Matmul, ProductAsAGradientBackThroughAnActivation) {
+  const std::int64_t sizes[][3] = {{1, 1, 1}, {64, 48, 32}, {33, 7, 65}, {128, 256, 64}, {5, 6, 0}};
+  on_each_device([&](Device d) {
+    for (Dtype dtype : kFloatingDtypes)
+      for (Activation activation : kActivations)
+        for (const auto& [m, n, k] : sizes) {
+          if (activation == Activation::none) continue;
+          SCOPED_TRACE(::testing::Message()
+                       << name_of(dtype) << " activation " << static_cast<int>(activation) << " "
+                       << m << "x" << n << "x" << k);
+          const Case c{0, m, n, k};
+          const Values a = normals(dtype, m * k, 1), b = normals(dtype, k * n, 2),
+                       z = normals(dtype, m * n, 3);
+          Values saved = z;
+          if (activation == Activation::relu)
+            for (double& v : saved) v = activate(activation, v);
+          Buffer a_buffer(d, dtype, {m, k}, a), b_buffer(d, dtype, {k, n}, b),
+              saved_buffer(d, dtype, {m, n}, saved), out(d, dtype, {m, n});
+          MatmulArgs args{.out = out.view(), .a = a_buffer.view(), .b = b_buffer.view()};
+          args.backward_of = activation;
+          args.saved = saved_buffer.view();
+          const TestWorkspace workspace(d, matmul_workspace_bytes(d));
+          matmul(Stream::current(d), args, workspace);
+          const Reference r = reference(c, a, b, {}, 1);
+          Values want(r.value.size()), bound(want.size());
+          for (std::size_t i = 0; i < want.size(); ++i) {
+            const double slope = activation_slope(activation, z[i]);
+            want[i] = r.value[i] * slope;
+            bound[i] = 1.2 * bound_of(dtype, dtype, k, r.size[i], r.value[i], true) +
+                       2 * unit_roundoff(dtype) * std::abs(want[i]) +
+                       // the library's tanh, in 16 bits
+                       (is_low_precision(dtype) ? unit_roundoff(dtype) * std::abs(r.value[i]) : 0);
+          }
+          expect_close(out.get(), want, bound);
+          out.check_guards();
+        }
+  });
+}
+
 TEST(Matmul, RefusesWhatDoesNotFit) {
   const Device d = Device::cpu();
   Buffer a(d, Dtype::f32, {2, 3}), b(d, Dtype::f32, {4, 5}), out(d, Dtype::f32, {2, 5});
