@@ -102,11 +102,16 @@ MT_HOST_DEVICE inline std::int64_t randint_value(std::uint32_t word, std::int64_
   return lo + static_cast<std::int64_t>((static_cast<std::uint64_t>(word) * range) >> 32);
 }
 
-/// Whether dropout with probability p keeps the element that drew this word.
-MT_HOST_DEVICE inline bool dropout_keeps(std::uint32_t word, float p) {
-  return uniform_from_bits(word) >= p;
+/// Dropout draws 16 bits an element, so eight elements a counter block: element i's are the lower
+/// (i even) or upper (i odd) half of lane i % 8 / 2 of block i / 8. It is kept if they are not
+/// below the threshold, p to the nearest 2^-16.
+inline std::uint32_t dropout_threshold(double p) {
+  return static_cast<std::uint32_t>(std::lround(p * 0x1p16));
 }
-/// What a kept element is multiplied by; 0 for p = 1, where none is kept.
+MT_HOST_DEVICE inline bool dropout_keeps(std::uint32_t bits, std::uint32_t threshold) {
+  return bits >= threshold;
+}
+/// What a kept element is multiplied by: of p as asked for; 0 for p = 1, where none is kept.
 inline double dropout_scale(double p) { return p < 1 ? 1 / (1 - p) : 0; }
 
 namespace detail {

@@ -104,19 +104,27 @@ void draw_floats(const View& out, PhiloxState state, F&& f) {
                  });
 }
 
+/// Two elements a word.
 template <class C>
 void dropout_blocks(const View& out, const View& x, double p, PhiloxState state) {
   const LoadFunction load = load_function(x.dtype, dtype_of<C>);
   const StoreFunction store = store_function(dtype_of<C>, out.dtype);
   const C scale = static_cast<C>(random_math::dropout_scale(p));
-  const float threshold = static_cast<float>(p);
+  const std::uint32_t threshold = random_math::dropout_threshold(p);
+  const std::int64_t n = out.numel();
   for_each_block(
-      out.numel(), state, [&](std::int64_t first, std::int64_t count, const std::uint32_t* words) {
-        alignas(64) C values[kBlock];
-        load(element(x.data, x.dtype, first), 1, count, values);
-        for (std::int64_t i = 0; i < count; ++i)
-          values[i] = random_math::dropout_keeps(words[i], threshold) ? values[i] * scale : C{0};
-        store(values, element(out.data, out.dtype, first), 1, count);
+      (n + 1) / 2, state, [&](std::int64_t first, std::int64_t pairs, const std::uint32_t* words) {
+        alignas(64) C values[2 * kBlock];
+        const std::int64_t begin = 2 * first, count = std::min(2 * pairs, n - begin);
+        values[2 * pairs - 1] = 0;
+        load(element(x.data, x.dtype, begin), 1, count, values);
+        for (std::int64_t i = 0; i < pairs; ++i) {
+          C& even = values[2 * i];
+          C& odd = values[2 * i + 1];
+          even = random_math::dropout_keeps(words[i] & 0xFFFF, threshold) ? even * scale : C{0};
+          odd = random_math::dropout_keeps(words[i] >> 16, threshold) ? odd * scale : C{0};
+        }
+        store(values, element(out.data, out.dtype, begin), 1, count);
       });
 }
 

@@ -203,39 +203,100 @@ TEST_P(Random, RandintRefusesEmptyAndWideRanges) {
   EXPECT_THROW(randint(stream(), out.view(), {}, 0, (std::int64_t{1} << 32) + 1), Error);
 }
 
+/// Whether dropout keeps element i, from the words of the draw alone.
+bool kept(PhiloxState s, std::int64_t i, double p) {
+  const std::uint32_t lane = philox(s, static_cast<std::uint64_t>(i) / 8).v[i % 8 / 2];
+  return static_cast<double>(i % 2 ? lane >> 16 : lane & 0xFFFF) >= std::round(p * 65536);
+}
+
 // CASES 38: the mask depends on the state alone, also where x is 0; p = 1 gives zeros.
-TEST_P(Random, DropoutKeepsByTheUniformOfEachElement) {
-  const std::int64_t n = 5001;
+TEST_P(Random, DropoutKeepsByTheBitsOfEachElement) {
   for (Dtype dtype : kFloatingDtypes) {
-    Values x = normals(dtype, n, 41);
-    for (std::size_t i = 0; i < x.size(); i += 3) x[i] = 0;
-    Buffer in(device(), dtype, {n}, x), out(device(), dtype, {n});
-    for (double p : {0.0, 0.1, 0.5, 0.9}) {
-      const PhiloxState state{13, 21};
-      dropout(stream(), out.view(), in.view(), p, state);
-      const Values given = in.get(), got = out.get();
-      Values want, bound;
-      for (std::int64_t i = 0; i < n; ++i) {
-        const bool keep =
-            philox_uniform(state, static_cast<std::uint64_t>(i)) >= static_cast<float>(p);
-        want.push_back(keep ? given[static_cast<std::size_t>(i)] / (1 - p) : 0);
-        bound.push_back((unit_roundoff(dtype) + 2 * compute_roundoff(dtype)) *
-                        std::fabs(want.back()));
+    for (std::int64_t n : {1, 7, 8, 9, 255, 5001, 8192}) {
+      Values x = normals(dtype, n, 41);
+      for (std::size_t i = 0; i < x.size(); i += 3) x[i] = 0;
+      Buffer in(device(), dtype, {n}, x), out(device(), dtype, {n});
+      for (double p : {0.0, 0.1, 0.5, 0.9}) {
+        const PhiloxState state{13, 21};
+        dropout(stream(), out.view(), in.view(), p, state);
+        const Values given = in.get(), got = out.get();
+        Values want, bound;
+        for (std::int64_t i = 0; i < n; ++i) {
+          want.push_back(kept(state, i, p) ? given[static_cast<std::size_t>(i)] / (1 - p) : 0);
+          bound.push_back((unit_roundoff(dtype) + 2 * compute_roundoff(dtype)) *
+                          std::fabs(want.back()));
+        }
+        expect_close(got, want, bound);
+        out.check_guards();
+        // In place, and again for the gradient: the same mask.
+        Buffer ones(device(), dtype, {n}, Values(static_cast<std::size_t>(n), 1.0));
+        dropout(stream(), ones.view(), ones.view(), p, state);
+        const Values mask = ones.get();
+        for (std::int64_t i = 0; i < n; ++i)
+          ASSERT_EQ(mask[static_cast<std::size_t>(i)] != 0, kept(state, i, p)) << i;
       }
-      expect_close(got, want, bound);
-      out.check_guards();
-      // In place, and again for the gradient: the same mask.
-      Buffer ones(device(), dtype, {n}, Values(n, 1.0));
-      dropout(stream(), ones.view(), ones.view(), p, state);
-      const Values mask = ones.get();
-      for (std::size_t i = 0; i < mask.size(); ++i)
-        ASSERT_EQ(mask[i] != 0, philox_uniform(state, i) >= static_cast<float>(p)) << i;
+      in.set(Values(static_cast<std::size_t>(n), kNaN));
+      dropout(stream(), out.view(), in.view(), 1.0, {13, 21});
+      expect_same(out.get(), Values(static_cast<std::size_t>(n), 0.0));
     }
-    Values special(n, kNaN);
-    in.set(special);
-    dropout(stream(), out.view(), in.view(), 1.0, {13, 21});
-    expect_same(out.get(), Values(n, 0.0));
   }
+}
+
+// Views that 16-byte accesses cannot serve, and an output of another dtype, have the same mask.
+TEST_P(Random, DropoutMasksDoNotDependOnAlignmentOrDtype) {
+  const std::int64_t n = 1000;
+  const PhiloxState state{99, 0xFFFFFFF0u};  // carries into the counter's second word
+  for (Dtype dtype : kFloatingDtypes) {
+    Buffer in(device(), dtype, {n + 1}, Values(static_cast<std::size_t>(n + 1), 1.0)),
+        out(device(), dtype, {n + 1}, Values(static_cast<std::size_t>(n + 1), 7.0)),
+        other(device(), Dtype::f32, {n});
+    View x = in.view(), y = out.view();
+    for (View* v : {&x, &y}) {
+      v->data = static_cast<char*>(v->data) + size_of(dtype);
+      v->sizes = {n};
+    }
+    dropout(stream(), y, x, 0.3, state);
+    dropout(stream(), other.view(), x, 0.3, state);
+    const Values shifted = out.get(), converted = other.get();
+    EXPECT_EQ(shifted[0], 7.0);
+    for (std::int64_t i = 0; i < n; ++i) {
+      ASSERT_EQ(shifted[static_cast<std::size_t>(i) + 1] != 0, kept(state, i, 0.3)) << i;
+      ASSERT_EQ(converted[static_cast<std::size_t>(i)] != 0, kept(state, i, 0.3)) << i;
+    }
+    out.check_guards();
+    other.check_guards();
+  }
+}
+
+// The fraction kept, and that both halves of a word and neighbouring elements are independent.
+TEST_P(Random, DropoutKeepsTheRightShareIndependently) {
+  const std::int64_t n = 1'000'000;
+  Buffer ones(device(), Dtype::f32, {n}, Values(static_cast<std::size_t>(n), 1.0)),
+      out(device(), Dtype::f32, {n});
+  for (double p : {0.1, 0.5, 0.75}) {
+    dropout(stream(), out.view(), ones.view(), p, {17, 3});
+    const Values v = out.get();
+    double share[2] = {0, 0}, both = 0;
+    for (std::size_t i = 0; i < v.size(); ++i) {
+      share[i % 2] += v[i] != 0 ? 2.0 / static_cast<double>(n) : 0;
+      both += i > 0 && v[i] != 0 && v[i - 1] != 0 ? 1.0 / static_cast<double>(n - 1) : 0;
+    }
+    const double keep = 1 - p;  // to 2^-17, a tenth of the standard errors below
+    for (double s : share) EXPECT_NEAR(s, keep, 5 * std::sqrt(keep * p * 2 / 1e6));
+    // Pairs that share an element are correlated: at most three times the variance of independent
+    // ones.
+    EXPECT_NEAR(both, keep * keep, 5 * std::sqrt(3 * keep * keep * (1 - keep * keep) / 1e6));
+  }
+}
+
+TEST_P(Random, DropoutThresholdIsExactAtItsEnds) {
+  using random_math::dropout_keeps, random_math::dropout_threshold;
+  EXPECT_EQ(dropout_threshold(0), 0u);
+  EXPECT_EQ(dropout_threshold(0.5), 32768u);
+  EXPECT_EQ(dropout_threshold(1), 65536u);
+  EXPECT_EQ(dropout_threshold(0.1), 6554u);  // 6553.6
+  EXPECT_TRUE(dropout_keeps(0, dropout_threshold(0)));
+  EXPECT_FALSE(dropout_keeps(0xFFFF, dropout_threshold(1)));
 }
 
 TEST_P(Random, ThreadCountsAreBitEqual) {
