@@ -18,6 +18,17 @@ namespace mixtape::kernels::cuda {
 
 // ---- contiguous
 
+/// What F is computed in where all operands are stored as T: float, or F's shorter type for 16
+/// bits.
+template <class F, class T>
+struct ContiguousArithmetic {
+  using type = float;
+};
+template <class F, class T>
+requires(F::kApprox && sizeof(T) == 2) struct ContiguousArithmetic<F, T> {
+  using type = typename F::Short;
+};
+
 /// 16-byte vectors that one thread has in flight.
 template <class F>
 inline constexpr int kVectorsPerThread = F::kInputs == 1 ? 4 : 2;
@@ -26,7 +37,7 @@ template <class T, class F>
 __global__ void __launch_bounds__(kElementwiseThreads)
     elementwise_contiguous_kernel(F f, ContiguousArgs<F::kInputs> args) {
   constexpr int kN = F::kInputs, kWidth = kPerVector<T>, kUnroll = kVectorsPerThread<F>;
-  using C = std::conditional_t<F::kApprox && sizeof(T) == 2, Approx, float>;
+  using C = typename ContiguousArithmetic<F, T>::type;
   const std::int64_t first = static_cast<std::int64_t>(blockIdx.x) * args.block_vectors;
   const int count = static_cast<int>(min(static_cast<long long>(args.block_vectors),
                                          static_cast<long long>(args.vectors - first)));

@@ -28,6 +28,7 @@
 namespace mixtape {
 namespace {
 
+using kernels::Activation;
 using kernels::BinaryOp;
 using kernels::ReduceOp;
 using kernels::UnaryOp;
@@ -100,7 +101,7 @@ void memory_kernels() {
     });
     report("div_backward_b", t, 4 * b, [&](int i) {
       kernels::binary_backward(stream(), BinaryOp::div, 1, at(out, i), at(c, i), at(a, i),
-                               at(out, i + 1));
+                               at(a, i + 1));
     });
     report("dropout", t, 2 * b, [&](int i) {
       kernels::dropout(stream(), at(out, i), at(a, i), 0.1, {1, 2});
@@ -170,6 +171,28 @@ void memory_kernels() {
       });
     }
     (void)rows;
+  }
+  for (const Dtype t : {Dtype::f32, Dtype::bf16}) {  // bias gradients of a transformer's layers
+    const auto run = [&](const char* name, std::int64_t columns, Activation activation) {
+      const std::int64_t rows = 32768;
+      const auto dy = sets({rows, columns}, t), x = sets({rows, columns}, t);
+      const Tensor dz = empty_like(dy[0]), bias = empty({columns}, {.device = kDevice});
+      const Scratch scratch(kernels::activation_backward_workspace_bytes(kDevice, rows, columns),
+                            kDevice);
+      const bool sums_only = activation == Activation::none;
+      report(name, t,
+             static_cast<double>((sums_only ? 1 : 3) * rows * columns) *
+                 static_cast<double>(size_of(t)),
+             [&](int i) {
+               const auto k = static_cast<std::size_t>(i % kSets);
+               kernels::activation_backward(stream(), activation, sums_only ? View() : dz.view(),
+                                            bias.view(), 0, dy[k].view(),
+                                            sums_only ? View() : x[k].view(),
+                                            {scratch.data(), scratch.bytes()});
+             });
+    };
+    run("gelu_tanh_bias_backward_3072", 3072, Activation::gelu_tanh);
+    run("bias_backward_2304", 2304, Activation::none);
   }
   {  // cross-entropy over GPT-2's vocabulary
     const std::int64_t rows = 8192, classes = 50304;
