@@ -19,6 +19,8 @@ constexpr int kThreads = 256;
 constexpr std::int64_t kWideStrip = 256, kNarrowStrip = 64;  // columns of a block
 constexpr std::int64_t kOneChunkRows = 512;                  // up to here one launch beats two
 constexpr std::int64_t kMaxChunks = 512;
+constexpr std::int64_t kTargetBlocks = 4096;  // a block is short beside the whole kernel
+constexpr std::int64_t kRowsPerStep = 64;     // of a block of 16-bit vectors, with a full batch
 
 struct Chunks {
   std::int64_t count, rows;  // rows of each but the last
@@ -27,8 +29,9 @@ struct Chunks {
 Chunks chunks_of(std::int64_t rows, std::int64_t columns) {
   if (rows <= kOneChunkRows) return {1, rows};
   const std::int64_t strips = (columns + kWideStrip - 1) / kWideStrip;
-  const std::int64_t wanted = std::clamp<std::int64_t>(2048 / strips, 1, kMaxChunks);
-  const std::int64_t each = std::max<std::int64_t>((rows + wanted - 1) / wanted, 64);
+  const std::int64_t wanted = std::clamp<std::int64_t>(kTargetBlocks / strips, 1, kMaxChunks);
+  const std::int64_t each =
+      ((rows + wanted - 1) / wanted + kRowsPerStep - 1) / kRowsPerStep * kRowsPerStep;
   return {(rows + each - 1) / each, each};
 }
 
@@ -82,8 +85,9 @@ __device__ void reduce_block(const Backward& x, const C (&sums)[kWidth]) {
 /// Rows of 16-byte vectors of one dtype: float, Half or BFloat16.
 template <class T, Activation kActivation, int kLanes>
 __global__ void __launch_bounds__(kThreads) activation_backward_rows_kernel(Backward x) {
-  constexpr int kWidth = kPerVector<T>, kGroups = kThreads / kLanes, kUnroll = 4;
+  constexpr int kWidth = kPerVector<T>, kGroups = kThreads / kLanes;
   constexpr bool kSaved = kActivation != Activation::none;
+  constexpr int kUnroll = kSaved ? 4 : 8;  // rows: eight vectors in flight either way
   const int lane = threadIdx.x % kLanes, group = threadIdx.x / kLanes;
   const std::int64_t column = (std::int64_t{blockIdx.x} * kLanes + lane) * kWidth;
   const std::int64_t begin = std::int64_t{blockIdx.y} * x.rows_per_chunk;
