@@ -379,6 +379,44 @@ TEST_P(Elementwise, PowOfSpecialBases) {
   EXPECT_EQ(out.get()[1], 0);
 }
 
+// Against the formulas in IEEE float, with divisors from the smallest subnormal to infinity.
+TEST_P(Elementwise, DivisionGradientsOverTheWholeRange) {
+  for (Dtype dtype : {Dtype::f32, Dtype::f16, Dtype::bf16}) {
+    const bool half = dtype == Dtype::f16;
+    const double least = half ? 0x1p-24 : dtype == Dtype::bf16 ? 0x1p-133 : 0x1p-149;
+    const double most = half ? 65504 : 0x1.fep127;
+    Values dys, as, bs;
+    for (double dy : {1.0, -2.0}) {
+      for (double a : {0.0, 1.0, -1.5, least, half ? 0x1p-12 : 0x1p-118, most}) {
+        for (double b :
+             {1.0, -3.0, 0.0, least, half ? 0x1p-14 : 0x1p-120, most / 2, most, kInfinity}) {
+          dys.push_back(dy);
+          as.push_back(a);
+          bs.push_back(b);
+        }
+      }
+    }
+    const auto n = static_cast<std::int64_t>(dys.size());
+    Buffer dy(device(), dtype, {n}, dys), a(device(), dtype, {n}, as), b(device(), dtype, {n}, bs),
+        dx(device(), dtype, {n});
+    for (int input : {0, 1}) {
+      binary_backward(stream(), BinaryOp::div, input, dx.view(), dy.view(), a.view(), b.view());
+      Values want, bound;
+      for (std::size_t i = 0; i < dys.size(); ++i) {
+        const float d = static_cast<float>(dys[i]), x = static_cast<float>(as[i]),
+                    y = static_cast<float>(bs[i]);
+        want.push_back(rounded(dtype, input == 0 ? d / y : -(d * (x / y)) / y));
+        // One more rounding of the storage type, and its spacing where it underflows.
+        bound.push_back(std::isfinite(want.back())
+                            ? 2 * unit_roundoff(dtype) * std::fabs(want.back()) + least
+                            : 0);
+      }
+      expect_close(dx.get(), want, bound);
+      dx.check_guards();
+    }
+  }
+}
+
 TEST_P(Elementwise, ResultBeyondF16IsInfinity) {
   Buffer x(device(), Dtype::f16, {3}, Values{60000, -60000, 300});
   Buffer out(device(), Dtype::f16, {3});
