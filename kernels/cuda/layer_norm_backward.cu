@@ -19,21 +19,15 @@ namespace {
 
 constexpr int kMaxBlocksPerMultiprocessor = 4;
 
-int multiprocessors() {
-  int device = 0, count = 0;
-  MT_CUDA_CHECK(cudaGetDevice(&device));
-  MT_CUDA_CHECK(cudaDeviceGetAttribute(&count, cudaDevAttrMultiProcessorCount, device));
-  return count;
-}
 std::int64_t max_blocks(std::int64_t rows) {
   return std::min<std::int64_t>(rows, kMaxBlocksPerMultiprocessor * multiprocessors());
 }
 
-template <class T, class W>
+template <class T>
 struct Operands {
   T* dx;                   // null if not wanted
   const T *dy, *dsum, *x;  // (N, C); dsum may be null
-  const W* weight;         // may be null
+  AnyVector weight;        // optional; float or T
   const float *mean, *rstd;
   float* partial;  // (blocks, 2, C): sums for dweight and dbias; null if not wanted
   int rows;
@@ -51,103 +45,58 @@ struct RowMeans {
   }
 };
 
-/// The three sums over the threads that share a row: `lanes` of a warp, or with kWide whole warps,
-/// whose sums meet in `scratch` (one entry a warp of the group). Calls alternate between two
-/// scratches, so that one barrier a call is enough; other groups of the block go on meanwhile.
-template <bool kWide>
-__device__ __forceinline__ void group_sums(float& a, float& b, float& c, int lanes, int group,
-                                           float4* scratch) {
-  const int width = kWide ? kWarp : lanes;
-  a = warp_reduce(a, Sum{}, width);
-  b = warp_reduce(b, Sum{}, width);
-  c = warp_reduce(c, Sum{}, width);
-  if constexpr (kWide) {
-    const int warps = lanes / kWarp;
-    if (threadIdx.x % kWarp == 0) scratch[threadIdx.x / kWarp] = make_float4(a, b, c, 0);
-    asm volatile("bar.sync %0, %1;" ::"r"(group + 1), "r"(lanes) : "memory");
-    a = b = c = 0;
-#pragma unroll 4
-    for (int w = group * warps; w < (group + 1) * warps; ++w) {
-      const float4 part = scratch[w];
-      a += part.x;
-      b += part.y;
-      c += part.z;
-    }
-  }
-}
-
 /// Adds the sums of a block's groups in order and writes them to the block's place in `partial`.
-/// `shared` holds 2 * columns floats; owner: this thread's sums count (one lane of those that hold
-/// the same columns of a warp).
+/// `shared` holds 2 * columns floats a group; owner: this thread's sums count (one lane of those
+/// that hold the same columns of a warp).
 template <int kUnits, int kWidth>
 __device__ __forceinline__ void write_partial(float* partial, float* shared, int columns, int units,
                                               int lane, int lanes, bool owner, int group,
                                               int groups, const float (&dweight)[kUnits][kWidth],
                                               const float (&dbias)[kUnits][kWidth]) {
-  for (int turn = 0; turn < groups; ++turn) {
-    __syncthreads();
-    if (turn != group || !owner) continue;
+  __syncthreads();  // the stages that were here are used up; rows past the end are not fetched
+  float* const mine = shared + group * 2 * columns;
 #pragma unroll
-    for (int i = 0; i < kUnits; ++i) {
-      const int u = lane + i * lanes;
-      if (u >= units) continue;
+  for (int i = 0; i < kUnits; ++i) {
+    const int u = lane + i * lanes;
+    if (!owner || u >= units) continue;
 #pragma unroll
-      for (int k = 0; k < kWidth; ++k) {
-        const int c = u * kWidth + k;
-        shared[c] = dweight[i][k] + (turn > 0 ? shared[c] : 0.0f);
-        shared[columns + c] = dbias[i][k] + (turn > 0 ? shared[columns + c] : 0.0f);
-      }
+    for (int k = 0; k < kWidth; ++k) {
+      mine[u * kWidth + k] = dweight[i][k];
+      mine[columns + u * kWidth + k] = dbias[i][k];
     }
   }
   __syncthreads();
   partial += static_cast<std::int64_t>(blockIdx.x) * 2 * columns;
-  for (int c = threadIdx.x; c < 2 * columns; c += blockDim.x) partial[c] = shared[c];
+  for (int c = threadIdx.x; c < 2 * columns; c += blockDim.x) {
+    float sum = shared[c];
+    for (int g = 1; g < groups; ++g) sum += shared[g * 2 * columns + c];
+    partial[c] = sum;
+  }
 }
 
-/// One unit to shared memory: asynchronously (16 bytes), or at once.
-template <class T, bool kVector>
-__device__ __forceinline__ void fetch_unit(Unit<T, kVector>* to, const T* from) {
-  if constexpr (kVector)
-    asm volatile("cp.async.cg.shared.global [%0], [%1], 16;" ::"r"(
-                     static_cast<unsigned>(__cvta_generic_to_shared(to))),
-                 "l"(from)
-                 : "memory");
-  else
-    *to = read_unit<T, kVector>(from, 0);
-}
-/// Ends this thread's group of fetches.
-__device__ __forceinline__ void commit_fetches() {
-  asm volatile("cp.async.commit_group;" ::: "memory");
-}
-/// Waits until at most `kPending` of this thread's groups are under way.
-template <int kPending>
-__device__ __forceinline__ void wait_for_fetches() {
-  asm volatile("cp.async.wait_group %0;" ::"n"(kPending) : "memory");
+/// Threads of a block, at most: a thread needs about four registers for each element it holds.
+template <bool kVector>
+constexpr int max_threads(int elements) {
+  return !kVector ? 768 : elements > 24 ? 384 : 512;
 }
 
 /// `lanes` threads share a row; a thread owns units lane, lane + lanes, ... (kUnits of them). The
 /// rows that a thread will need next are on their way to shared memory while it works on one, each
 /// thread fetching for itself, so that no barrier is needed for them.
-template <class T, class W, bool kVector, int kUnits, int kStages, bool kWide>
-__global__ void __launch_bounds__(1024)
-    layer_norm_backward_kernel(Operands<T, W> o, int units, int lanes) {
+template <class T, bool kVector, int kUnits, bool kWide>
+__global__ void __launch_bounds__(max_threads<kVector>(kUnits* kUnitWidth<T, kVector>))
+    layer_norm_backward_kernel(Operands<T> o, int units, int lanes, int stages) {
   using Packed = Unit<T, kVector>;
   constexpr int kWidth = kUnitWidth<T, kVector>;
   extern __shared__ uint4 shared[];
-  __shared__ float4 scratch[2][kWarp];
+  __shared__ float scratch[2][3][kWarp];
   const int lane = threadIdx.x % lanes, group = threadIdx.x / lanes, groups = blockDim.x / lanes;
   const int columns = units * kWidth, threads = blockDim.x;
-  float weight[kUnits][kWidth], dweight[kUnits][kWidth], dbias[kUnits][kWidth];
+  float weight[kUnits][kWidth], dweight[kUnits][kWidth] = {}, dbias[kUnits][kWidth] = {};
 #pragma unroll
-  for (int i = 0; i < kUnits; ++i) {
-#pragma unroll
-    for (int k = 0; k < kWidth; ++k) {
-      weight[i][k] = 1;
-      dweight[i][k] = dbias[i][k] = 0;
-    }
-    if (o.weight != nullptr && lane + i * lanes < units)
-      read_floats<W, kVector>(o.weight, (lane + i * lanes) * kWidth, weight[i]);
-  }
+  for (int i = 0; i < kUnits; ++i)
+    if (lane + i * lanes < units)
+      read_vector<T, kVector>(o.weight, (lane + i * lanes) * kWidth, 1.0f, weight[i]);
 
   // A stage holds, for each thread, kUnits units of x, then of dy, then of dsum.
   Packed* const mine = reinterpret_cast<Packed*>(shared) + threadIdx.x;
@@ -173,19 +122,19 @@ __global__ void __launch_bounds__(1024)
 
   const int step = gridDim.x * groups;
   int row = blockIdx.x * groups + group;
-#pragma unroll
-  for (int s = 0; s < kStages - 1; ++s) fetch(row + s * step, mine + s * stage_size);
+  for (int s = 0; s < stages - 1; ++s) fetch(row + s * step, mine + s * stage_size);
   float next_mean = statistic(o.mean, row), next_rstd = statistic(o.rstd, row);
   // Every thread of a block makes the same number of turns: a group past the end works on nothing.
   for (int stage = 0, half = 0; row - group < o.rows; row += step, half ^= 1) {
-    fetch(row + (kStages - 1) * step, mine + (stage == 0 ? kStages - 1 : stage - 1) * stage_size);
-    wait_for_fetches<kStages - 1>();
-    const float mean = next_mean, rstd = next_rstd;
+    const int last = stage == 0 ? stages - 1 : stage - 1;
+    fetch(row + (stages - 1) * step, mine + last * stage_size);
+    wait_for_fetches(stages - 1);
+    const float rstd = next_rstd, minus_mean = -next_mean * rstd;
     next_mean = statistic(o.mean, row + step);
     next_rstd = statistic(o.rstd, row + step);
     const Packed* const now = mine + stage * stage_size;
 
-    float sum_g = 0, sum_gx = 0, sum_x = 0;
+    float sums[3] = {0, 0, 0};  // of g, g * xh and xh
 #pragma unroll
     for (int i = 0; i < kUnits; ++i) {
       if (row >= o.rows || lane + i * lanes >= units) continue;
@@ -194,36 +143,41 @@ __global__ void __launch_bounds__(1024)
       unpack<T>(now[(kUnits + i) * threads], vdy);
 #pragma unroll
       for (int k = 0; k < kWidth; ++k) {
-        const float xh = (vx[k] - mean) * rstd, g = vdy[k] * weight[i][k];
-        sum_g += g;
-        sum_gx += g * xh;
-        sum_x += xh;
+        const float xh = fmaf(vx[k], rstd, minus_mean), g = vdy[k] * weight[i][k];
+        sums[0] += g;
+        sums[1] += g * xh;
+        sums[2] += xh;
       }
     }
-    group_sums<kWide>(sum_g, sum_gx, sum_x, lanes, group, scratch[half]);
-    const RowMeans<float> means(sum_g, sum_gx, sum_x, static_cast<float>(columns));
+    group_sums<kWide>(sums, lanes, group, scratch[half]);
+    const RowMeans<float> means(sums[0], sums[1], sums[2], static_cast<float>(columns));
+    const float minus_g = -means.g * rstd, minus_gx = -means.gx * rstd;
 #pragma unroll
     for (int i = 0; i < kUnits; ++i) {
       if (row >= o.rows || lane + i * lanes >= units) continue;
       Packed x = now[i * threads], dy = now[(kUnits + i) * threads];
       keep_packed(x);
       keep_packed(dy);
-      float vx[kWidth], vdy[kWidth], extra[kWidth] = {};
+      float vx[kWidth], vdy[kWidth];
       unpack<T>(x, vx);
       unpack<T>(dy, vdy);
-      if (o.dsum != nullptr) unpack<T>(now[(2 * kUnits + i) * threads], extra);
 #pragma unroll
       for (int k = 0; k < kWidth; ++k) {
-        const float xh = (vx[k] - mean) * rstd - means.shift;
+        const float xh = fmaf(vx[k], rstd, minus_mean) - means.shift;
         dweight[i][k] += vdy[k] * xh;
         dbias[i][k] += vdy[k];
-        vx[k] = (vdy[k] * weight[i][k] - means.g - xh * means.gx) * rstd + extra[k];
+        vx[k] = fmaf(vdy[k] * weight[i][k], rstd, fmaf(xh, minus_gx, minus_g));
+      }
+      if (o.dsum != nullptr) {
+        unpack<T>(now[(2 * kUnits + i) * threads], vdy);
+#pragma unroll
+        for (int k = 0; k < kWidth; ++k) vx[k] += vdy[k];
       }
       if (o.dx != nullptr)
         store_unit<T, kVector>(o.dx + static_cast<std::int64_t>(row) * columns, lane + i * lanes,
                                pack<T>(vx));
     }
-    stage = stage == kStages - 1 ? 0 : stage + 1;
+    stage = stage == stages - 1 ? 0 : stage + 1;
   }
   if (o.partial == nullptr) return;
   if constexpr (!kWide)
@@ -235,7 +189,6 @@ __global__ void __launch_bounds__(1024)
           dweight[i][k] += shuffle_xor(dweight[i][k], offset);
           dbias[i][k] += shuffle_xor(dbias[i][k], offset);
         }
-  wait_for_fetches<0>();
   const int span = kWide ? lanes : kWarp;  // threads that now hold one set of sums
   write_partial(o.partial, reinterpret_cast<float*>(shared), columns, units, lane, lanes,
                 static_cast<int>(threadIdx.x) % span < lanes, threadIdx.x / span, blockDim.x / span,
@@ -322,46 +275,29 @@ void finish(cudaStream_t stream, const LayerNormBackward& args, Workspace worksp
   MT_CUDA_CHECK_LAUNCH();
 }
 
-/// Returns the number of blocks, or -1 if a block would need more shared memory than there is.
-template <class T, class W, bool kVector, int kUnits, int kStages, bool kWide>
-std::int64_t launch_kernel(cudaStream_t stream, const Operands<T, W>& o, std::int64_t columns,
-                           int lanes) {
-  const auto kernel = layer_norm_backward_kernel<T, W, kVector, kUnits, kStages, kWide>;
-  const int groups = std::max(1, 512 / lanes), threads = lanes * groups;
-  const std::size_t staged = sizeof(Unit<T, kVector>) * kUnits * kStages *
-                             (o.dsum != nullptr ? 3 : 2) * static_cast<std::size_t>(threads);
-  const std::size_t partial = o.partial != nullptr ? 2 * columns * sizeof(float) : 0;
-  const std::size_t shared = std::max(staged, partial);
-  if (shared + 1024 > static_cast<std::size_t>(shared_memory_per_block())) return -1;
-  if (shared > 40 * 1024)
-    MT_CUDA_CHECK(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize,
-                                       static_cast<int>(shared)));
-  int resident = 1;
-  MT_CUDA_CHECK(cudaOccupancyMaxActiveBlocksPerMultiprocessor(&resident, kernel, threads, shared));
-  const std::int64_t most =
-      std::int64_t{std::clamp(resident, 1, kMaxBlocksPerMultiprocessor)} * multiprocessors();
-  const std::int64_t blocks = std::min(ceil_div<std::int64_t>(o.rows, groups), most);
-  cuda::launch(kernel, dim3(static_cast<unsigned>(blocks)), dim3(threads), shared, stream, o,
-               static_cast<int>(columns) / kUnitWidth<T, kVector>, lanes);
-  return blocks;
-}
-
 /// Returns the number of blocks, or -1 if the row is too long.
-template <class T, class W, bool kVector>
-std::int64_t launch_rows(cudaStream_t stream, const Operands<T, W>& o, std::int64_t columns) {
-  constexpr int kUnits = kVector ? 1 : kPerVector<T>;
-  const std::int64_t units = ceil_div<std::int64_t>(columns, kPerVector<T>);
-  const std::int64_t warps = ceil_div<std::int64_t>(units, kWarp);
-  if (warps == 1)
-    return launch_kernel<T, W, kVector, kUnits, 3, false>(stream, o, columns, ceil_pow2(units));
-  if (warps <= kWarp)
-    return launch_kernel<T, W, kVector, kUnits, 3, true>(stream, o, columns,
-                                                         static_cast<int>(warps) * kWarp);
-  if constexpr (kVector && sizeof(T) == 4)
-    if (warps <= 2 * kWarp)
-      return launch_kernel<T, W, kVector, 2, 2, true>(
-          stream, o, columns, static_cast<int>(ceil_div<std::int64_t>(warps, 2)) * kWarp);
-  return -1;
+template <class T>
+std::int64_t launch_rows(cudaStream_t stream, const Operands<T>& o, std::int64_t columns,
+                         bool aligned) {
+  std::int64_t blocks = -1;
+  dispatch_row_walk<T>(columns, aligned, [&](auto vector, auto held, auto wide, int lanes) {
+    constexpr bool kVector = decltype(vector)::value;
+    constexpr int kUnits = decltype(held)::value, kWidth = kUnitWidth<T, kVector>;
+    constexpr int kElements = kUnits * kWidth;
+    const auto kernel = layer_norm_backward_kernel<T, kVector, kUnits, decltype(wide)::value>;
+    const RowWalk walk =
+        row_walk(kernel, o.rows, lanes,
+                 {.threads = max_threads<kVector>(kElements),
+                  .wanted_threads = kElements > 24 ? 384 : 256,
+                  .blocks = kMaxBlocksPerMultiprocessor,
+                  .bytes_per_thread = (o.dsum != nullptr ? 3 : 2) * kElements * sizeof(T),
+                  .bytes_per_row = o.partial != nullptr ? 2 * sizeof(float) * columns : 0});
+    if (walk.blocks == 0) return;
+    cuda::launch(kernel, dim3(walk.blocks), dim3(walk.threads), walk.shared_bytes, stream, o,
+                 static_cast<int>(columns) / kWidth, lanes, walk.stages);
+    blocks = walk.blocks;
+  });
+  return blocks;
 }
 
 /// Number of partial sums, or -1 if the operands need the kernel for any dtype.
@@ -376,14 +312,16 @@ std::int64_t launch_typed(cudaStream_t stream, const LayerNormBackward& a, RowSh
       !is_float(a.mean) || !is_float(a.rstd) || !(is_float(a.weight) || same(a.weight)) ||
       shape.rows > (std::int64_t{1} << 30))
     return -1;
-  const auto run = [&]<class W>(TypeTag<W>) {
-    const Operands<T, W> o{a.dx.ptr<T>(),       a.dy.ptr<T>(),     a.dsum.ptr<T>(),
-                           a.x.ptr<T>(),        a.weight.ptr<W>(), a.mean.ptr<float>(),
-                           a.rstd.ptr<float>(), partial,           static_cast<int>(shape.rows)};
-    return vector ? launch_rows<T, W, true>(stream, o, shape.columns)
-                  : launch_rows<T, W, false>(stream, o, shape.columns);
-  };
-  return is_float(a.weight) ? run(TypeTag<float>{}) : run(TypeTag<T>{});
+  const Operands<T> o{a.dx.ptr<T>(),
+                      a.dy.ptr<T>(),
+                      a.dsum.ptr<T>(),
+                      a.x.ptr<T>(),
+                      AnyVector(a.weight),
+                      a.mean.ptr<float>(),
+                      a.rstd.ptr<float>(),
+                      partial,
+                      static_cast<int>(shape.rows)};
+  return launch_rows<T>(stream, o, shape.columns, vector);
 }
 
 template <class C>

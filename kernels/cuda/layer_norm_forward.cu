@@ -1,23 +1,29 @@
 // Layer normalisation: x (and the residual) are read once, y (and the sum) written once.
 //
-// Up to 1024 columns a group of lanes keeps its row in registers; a longer row takes a block, which
-// keeps it in shared memory and reads again only what does not fit. The mean is found in two steps:
-// m, a rounded mean, and c, the mean of x - m, which is all that rounding took away; so rows whose
-// mean is a million times their deviation come out to full precision. f64, mixed dtypes and unusual
-// weights take a plain kernel. Reductions are trees of fixed shape: deterministic.
+// A group of threads (part of a warp, a warp or a few) holds a row in registers, each thread the
+// same columns of every row, so that weight and bias stay in its registers too. Blocks walk over
+// the rows with a grid no larger than fits the device at once, and fetch rows ahead to shared
+// memory. Rows too long for that take a block each, which keeps what fits in shared memory.
+//
+// The mean is found in two steps: m, a rounded mean, and c, the mean of x - m, which is all that
+// rounding took away; so rows whose mean is a million times their deviation come out to full
+// precision. f64, mixed dtypes and unusual weights take a plain kernel. Reductions are trees of
+// fixed shape: deterministic.
 #include "kernels/cuda/rows.cuh"
 #include "kernels/norm.h"
 
 namespace mixtape::kernels::cuda {
 namespace {
 
-template <class T, class W>
+constexpr int kMaxThreads = 512;  // of a block that walks over rows
+
+template <class T>
 struct Operands {
   T *y, *sum;          // (N, C); sum is null without a residual
   float *mean, *rstd;  // (N); null if not wanted
   const T *x, *residual;
-  const W *weight, *bias;  // (C); null if absent
-  std::int64_t rows;
+  AnyVector weight, bias;  // (C), optional; float or T
+  int rows;
   float eps;
 };
 
@@ -35,8 +41,8 @@ struct Statistics {
   __device__ __forceinline__ C normalise(C x) const { return ((x - first) - correction) * rstd; }
 };
 
-template <class T, class W>
-__device__ __forceinline__ void store_statistics(const Operands<T, W>& o, std::int64_t row,
+template <class T>
+__device__ __forceinline__ void store_statistics(const Operands<T>& o, std::int64_t row,
                                                  const Statistics<float>& s) {
   if (o.mean != nullptr) o.mean[row] = s.first + s.correction;
   if (o.rstd != nullptr) o.rstd[row] = s.rstd;
@@ -55,112 +61,102 @@ __device__ __forceinline__ Unit<T, kVector> add_units(const Unit<T, kVector>& x,
   return pack<T>(a);
 }
 
-/// Weight and bias of one unit; 1 and 0 where absent.
-template <class W, bool kVector, int kWidth>
-struct Affine {
-  float weight[kWidth], bias[kWidth];
-
-  __device__ __forceinline__ Affine(const W* w, const W* b, int unit) {
-#pragma unroll
-    for (int k = 0; k < kWidth; ++k) {
-      weight[k] = 1;
-      bias[k] = 0;
-    }
-    if (w != nullptr) read_floats<W, kVector>(w, unit * kWidth, weight);
-    if (b != nullptr) read_floats<W, kVector>(b, unit * kWidth, bias);
-  }
-};
-
-template <class T, class W, bool kVector, int kUnits, int kRows>
-__global__ void __launch_bounds__(kGroupThreads)
-    layer_norm_forward_warp_kernel(Operands<T, W> o, int units, int group) {
+/// `lanes` threads share a row; a thread owns units lane, lane + lanes, ... (kUnits of them), with
+/// their weight and bias in registers throughout. The rows that a thread will need next are on
+/// their way to shared memory while it works on one, each thread fetching for itself.
+template <class T, bool kVector, int kUnits, bool kWide>
+__global__ void __launch_bounds__(kMaxThreads)
+    layer_norm_forward_kernel(Operands<T> o, int units, int lanes, int stages) {
+  using Packed = Unit<T, kVector>;
   constexpr int kWidth = kUnitWidth<T, kVector>;
-  const int lane = threadIdx.x & (group - 1), groups = kGroupThreads / group;
-  const int columns = units * kWidth;
-  const std::int64_t first =
-      static_cast<std::int64_t>(blockIdx.x) * groups * kRows + threadIdx.x / group;
-  Unit<T, kVector> unit[kRows][kUnits];
-#pragma unroll
-  for (int r = 0; r < kRows; ++r) {
-    const std::int64_t row = first + r * groups;
-#pragma unroll
-    for (int i = 0; i < kUnits; ++i)
-      if (row < o.rows && lane + i * group < units)
-        unit[r][i] = read_unit<T, kVector>(o.x + row * columns, lane + i * group);
-  }
-  if (o.residual != nullptr) {
-    Unit<T, kVector> other[kRows][kUnits];
-#pragma unroll
-    for (int r = 0; r < kRows; ++r) {
-      const std::int64_t row = first + r * groups;
-#pragma unroll
-      for (int i = 0; i < kUnits; ++i)
-        if (row < o.rows && lane + i * group < units)
-          other[r][i] = read_unit<T, kVector>(o.residual + row * columns, lane + i * group);
-    }
-#pragma unroll
-    for (int r = 0; r < kRows; ++r) {
-      const std::int64_t row = first + r * groups;
-#pragma unroll
-      for (int i = 0; i < kUnits; ++i) {
-        if (row >= o.rows || lane + i * group >= units) continue;
-        unit[r][i] = add_units<T, kVector>(unit[r][i], other[r][i]);
-        store_unit<T, kVector>(o.sum + row * columns, lane + i * group, unit[r][i]);
-      }
-    }
-  }
-
-  Statistics<float> s[kRows];
-#pragma unroll
-  for (int r = 0; r < kRows; ++r) {
-    const bool in_range = first + r * groups < o.rows;
-    float v[kUnits][kWidth], sum = 0, sum_d = 0, sum_d2 = 0;
-#pragma unroll
-    for (int i = 0; i < kUnits; ++i) {
-      if (!in_range || lane + i * group >= units) continue;
-      unpack<T>(unit[r][i], v[i]);
-#pragma unroll
-      for (int k = 0; k < kWidth; ++k) sum += v[i][k];
-    }
-    s[r].first = warp_reduce(sum, Sum{}, group) / static_cast<float>(columns);
-#pragma unroll
-    for (int i = 0; i < kUnits; ++i) {
-      if (!in_range || lane + i * group >= units) continue;
-#pragma unroll
-      for (int k = 0; k < kWidth; ++k) {
-        const float d = v[i][k] - s[r].first;
-        sum_d += d;
-        sum_d2 += d * d;
-      }
-    }
-    s[r].finish(warp_reduce(sum_d, Sum{}, group), warp_reduce(sum_d2, Sum{}, group),
-                static_cast<float>(columns), o.eps);
-    if (lane == 0 && in_range) store_statistics(o, first + r * groups, s[r]);
-  }
-
+  extern __shared__ uint4 shared[];
+  __shared__ float scratch[3][kWarp];
+  const int lane = threadIdx.x % lanes, group = threadIdx.x / lanes, groups = blockDim.x / lanes;
+  const int columns = units * kWidth, threads = blockDim.x;
+  float weight[kUnits][kWidth], bias[kUnits][kWidth];
 #pragma unroll
   for (int i = 0; i < kUnits; ++i) {
-    const int u = lane + i * group;
-    if (u >= units) continue;
-    const Affine<W, kVector, kWidth> affine(o.weight, o.bias, u);
+    if (lane + i * lanes >= units) continue;
+    read_vector<T, kVector>(o.weight, (lane + i * lanes) * kWidth, 1.0f, weight[i]);
+    read_vector<T, kVector>(o.bias, (lane + i * lanes) * kWidth, 0.0f, bias[i]);
+  }
+
+  // A stage holds, for each thread, kUnits units of x, then of the residual.
+  Packed* const mine = reinterpret_cast<Packed*>(shared) + threadIdx.x;
+  const int stage_size = (o.residual != nullptr ? 2 : 1) * kUnits * threads;
+  const auto fetch = [&](int row, Packed* to) {
+    if (row < o.rows) {
+      const std::int64_t offset = static_cast<std::int64_t>(row) * columns + lane * kWidth;
 #pragma unroll
-    for (int r = 0; r < kRows; ++r) {
-      const std::int64_t row = first + r * groups;
-      if (row >= o.rows) continue;
-      float v[kWidth];
-      unpack<T>(unit[r][i], v);
+      for (int i = 0; i < kUnits; ++i) {
+        if (lane + i * lanes >= units) continue;
+        const int ahead = i * lanes * kWidth;
+        fetch_unit<T, kVector>(to + i * threads, o.x + offset + ahead);
+        if (o.residual != nullptr)
+          fetch_unit<T, kVector>(to + (kUnits + i) * threads, o.residual + offset + ahead);
+      }
+    }
+    commit_fetches();
+  };
+
+  const int step = gridDim.x * groups;
+  int row = blockIdx.x * groups + group;
+  for (int s = 0; s < stages - 1; ++s) fetch(row + s * step, mine + s * stage_size);
+  // Every thread of a block makes the same number of turns: a group past the end works on nothing.
+  for (int stage = 0; row - group < o.rows; row += step) {
+    const int last = stage == 0 ? stages - 1 : stage - 1;
+    fetch(row + (stages - 1) * step, mine + last * stage_size);
+    wait_for_fetches(stages - 1);
+    const Packed* const now = mine + stage * stage_size;
+    const std::int64_t base = static_cast<std::int64_t>(row) * columns;
+    const int held = row < o.rows ? units : 0;
+
+    float v[kUnits][kWidth], sum[1] = {0};
+#pragma unroll
+    for (int i = 0; i < kUnits; ++i) {
+      if (lane + i * lanes >= held) continue;
+      Packed unit = now[i * threads];
+      if (o.residual != nullptr) {
+        unit = add_units<T, kVector>(unit, now[(kUnits + i) * threads]);
+        store_unit<T, kVector>(o.sum + base, lane + i * lanes, unit);
+      }
+      unpack<T>(unit, v[i]);
+#pragma unroll
+      for (int k = 0; k < kWidth; ++k) sum[0] += v[i][k];
+    }
+    group_sums<kWide>(sum, lanes, group, scratch);
+    Statistics<float> s;
+    s.first = sum[0] / static_cast<float>(columns);
+    float sums[2] = {0, 0};
+#pragma unroll
+    for (int i = 0; i < kUnits; ++i) {
+      if (lane + i * lanes >= held) continue;
+#pragma unroll
+      for (int k = 0; k < kWidth; ++k) {
+        v[i][k] -= s.first;
+        sums[0] += v[i][k];
+        sums[1] += v[i][k] * v[i][k];
+      }
+    }
+    group_sums<kWide>(sums, lanes, group, scratch + 1);
+    s.finish(sums[0], sums[1], static_cast<float>(columns), o.eps);
+    if (lane == 0 && held != 0) store_statistics(o, row, s);
+#pragma unroll
+    for (int i = 0; i < kUnits; ++i) {
+      if (lane + i * lanes >= held) continue;
 #pragma unroll
       for (int k = 0; k < kWidth; ++k)
-        v[k] = s[r].normalise(v[k]) * affine.weight[k] + affine.bias[k];
-      store_unit<T, kVector>(o.y + row * columns, u, pack<T>(v));
+        v[i][k] = fmaf((v[i][k] - s.correction) * s.rstd, weight[i][k], bias[i][k]);
+      store_unit<T, kVector>(o.y + base, lane + i * lanes, pack<T>(v[i]));
     }
+    stage = stage == stages - 1 ? 0 : stage + 1;
   }
 }
 
 /// One row a block; its first `cached` units stay in shared memory.
-template <class T, class W, bool kVector>
+template <class T, bool kVector>
 __global__ void __launch_bounds__(1024)
-    layer_norm_forward_block_kernel(Operands<T, W> o, int units, int cached) {
+    layer_norm_forward_block_kernel(Operands<T> o, int units, int cached) {
   constexpr int kWidth = kUnitWidth<T, kVector>, kInFlight = kVector ? 4 : 8;
   extern __shared__ uint4 shared[];
   __shared__ float scratch[2 * kWarp];
@@ -216,11 +212,12 @@ __global__ void __launch_bounds__(1024)
   if (threadIdx.x == 0) store_statistics(o, row, s);
 
   for (int u = threadIdx.x; u < units; u += step) {
-    const Affine<W, kVector, kWidth> affine(o.weight, o.bias, u);
-    float v[kWidth];
+    float weight[kWidth], bias[kWidth], v[kWidth];
+    read_vector<T, kVector>(o.weight, u * kWidth, 1.0f, weight);
+    read_vector<T, kVector>(o.bias, u * kWidth, 0.0f, bias);
     unpack<T>(u < cached ? cache[u] : load_unit<T, kVector>(again, u), v);
 #pragma unroll
-    for (int k = 0; k < kWidth; ++k) v[k] = s.normalise(v[k]) * affine.weight[k] + affine.bias[k];
+    for (int k = 0; k < kWidth; ++k) v[k] = s.normalise(v[k]) * weight[k] + bias[k];
     store_unit<T, kVector>(o.y + row * columns, u, pack<T>(v));
   }
 }
@@ -265,50 +262,54 @@ __global__ void layer_norm_forward_any_dtype_kernel(AnyOperands o) {
   }
 }
 
-template <class T, class W, bool kVector, int kUnits>
-void launch_warp(cudaStream_t stream, const Operands<T, W>& o, std::int64_t columns) {
-  constexpr int kBytes = kUnits * static_cast<int>(sizeof(Unit<T, kVector>));
-  constexpr int kRows = kBytes >= 32 ? 1 : kBytes >= 8 ? 2 : 4;
-  const int units = static_cast<int>(columns) / kUnitWidth<T, kVector>, group = group_size(units);
-  const unsigned blocks = blocks_for(o.rows, kGroupThreads / group * kRows);
-  layer_norm_forward_warp_kernel<T, W, kVector, kUnits, kRows>
-      <<<blocks, kGroupThreads, 0, stream>>>(o, units, group);
-}
-
-template <class T, class W, bool kVector>
-void launch_block(cudaStream_t stream, const Operands<T, W>& o, std::int64_t columns) {
-  const auto kernel = layer_norm_forward_block_kernel<T, W, kVector>;
+template <class T, bool kVector>
+void launch_block(cudaStream_t stream, const Operands<T>& o, std::int64_t columns) {
+  const auto kernel = layer_norm_forward_block_kernel<T, kVector>;
   const BlockShape block = block_shape<T, kVector>(kernel, columns, 1);
-  kernel<<<static_cast<unsigned>(o.rows), block.threads, block.shared_bytes, stream>>>(
-      o, static_cast<int>(columns) / kUnitWidth<T, kVector>, block.cached_units);
+  launch(kernel, static_cast<unsigned>(o.rows), block.threads, block.shared_bytes, stream, o,
+         static_cast<int>(columns) / kUnitWidth<T, kVector>, block.cached_units);
 }
 
-template <class T, class W>
+template <class T>
 void launch_rows(cudaStream_t stream, const LayerNormForward& args, RowShape shape) {
-  const Operands<T, W> o{
-      args.y.ptr<T>(), args.sum.ptr<T>(),           args.mean.ptr<float>(), args.rstd.ptr<float>(),
-      args.x.ptr<T>(), args.residual.ptr<T>(),      args.weight.ptr<W>(),   args.bias.ptr<W>(),
-      shape.rows,      static_cast<float>(args.eps)};
+  const Operands<T> o{args.y.ptr<T>(),
+                      args.sum.ptr<T>(),
+                      args.mean.ptr<float>(),
+                      args.rstd.ptr<float>(),
+                      args.x.ptr<T>(),
+                      args.residual.ptr<T>(),
+                      AnyVector(args.weight),
+                      AnyVector(args.bias),
+                      static_cast<int>(shape.rows),
+                      static_cast<float>(args.eps)};
   const bool aligned = aligned16(args.y) && aligned16(args.sum) && aligned16(args.x) &&
-                       aligned16(args.residual) && aligned16(args.weight) && aligned16(args.bias);
-  if (shape.columns <= kWarpColumns)
-    dispatch_units<T>(shape.columns, aligned, [&](auto vector, auto units) {
-      launch_warp<T, W, decltype(vector)::value, decltype(units)::value>(stream, o, shape.columns);
-    });
-  else if (aligned && shape.columns % kUnitWidth<T, true> == 0)
-    launch_block<T, W, true>(stream, o, shape.columns);
-  else
-    launch_block<T, W, false>(stream, o, shape.columns);
+                       aligned16(args.residual) && aligned16(args.weight) && aligned16(args.bias) &&
+                       shape.columns % kPerVector<T> == 0;
+  dispatch_row_walk<T>(shape.columns, aligned, [&](auto vector, auto held, auto wide, int lanes) {
+    constexpr bool kVector = decltype(vector)::value;
+    constexpr int kUnits = decltype(held)::value, kWidth = kUnitWidth<T, kVector>;
+    const auto kernel = layer_norm_forward_kernel<T, kVector, kUnits, decltype(wide)::value>;
+    const RowWalk walk = row_walk(
+        kernel, o.rows, lanes,
+        {.threads = kMaxThreads,
+         .wanted_threads = 256,
+         .blocks = 8,
+         .bytes_per_thread = (o.residual != nullptr ? 2 : 1) * kUnits * kWidth * sizeof(T)});
+    if (walk.blocks == 0) return launch_block<T, kVector>(stream, o, shape.columns);
+    launch(kernel, dim3(walk.blocks), dim3(walk.threads), walk.shared_bytes, stream, o,
+           static_cast<int>(shape.columns) / kWidth, lanes, walk.stages);
+  });
 }
 
 /// True if the kernels for one type of row and one of weight can take the operands.
 bool one_row_type(const LayerNormForward& a, RowShape shape) {
   const auto same = [&](const View& v) { return !v || v.dtype == a.x.dtype; };
   const auto is_float = [](const View& v) { return !v || v.dtype == Dtype::f32; };
-  const bool weights = (same(a.weight) && same(a.bias)) || (is_float(a.weight) && is_float(a.bias));
+  const auto fits = [&](const View& v) { return same(v) || is_float(v); };
   return all_contiguous(a.x, a.y, a.sum, a.residual) && same(a.y) && same(a.sum) &&
-         same(a.residual) && is_float(a.mean) && is_float(a.rstd) && weights &&
-         shape.columns <= (std::int64_t{1} << 30) && shape.rows <= 4 * kMaxGridX;
+         same(a.residual) && is_float(a.mean) && is_float(a.rstd) && fits(a.weight) &&
+         fits(a.bias) && shape.columns <= (std::int64_t{1} << 30) &&
+         shape.rows <= (std::int64_t{1} << 30);
 }
 
 }  // namespace
@@ -331,15 +332,9 @@ void layer_norm_forward(const Stream& stream, const LayerNormForward& args) {
   if (args.x.numel() == 0) return;
   const CudaDeviceGuard guard(stream.device());
   const cudaStream_t queue = native_stream(stream);
-  const bool typed =
-      one_row_type(args, shape) && dispatch_row_type(args.x.dtype, [&](auto tag) {
-        using T = typename decltype(tag)::type;
-        const View& any_weight = args.weight ? args.weight : args.bias;
-        if (std::is_same_v<T, float> || !any_weight || any_weight.dtype == Dtype::f32)
-          launch_rows<T, float>(queue, args, shape);
-        else
-          launch_rows<T, T>(queue, args, shape);
-      });
+  const bool typed = one_row_type(args, shape) && dispatch_row_type(args.x.dtype, [&](auto tag) {
+                       launch_rows<typename decltype(tag)::type>(queue, args, shape);
+                     });
   if (!typed) {
     const RowGrid grid = any_dtype_grid(shape);
     const AnyOperands o{AnyRows(args.y),

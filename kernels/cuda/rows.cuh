@@ -7,6 +7,7 @@
 // until they are used, which halves the registers of a load in flight.
 #pragma once
 
+#include <algorithm>
 #include <cstdint>
 #include <type_traits>
 
@@ -99,6 +100,20 @@ struct AnyVector {
     store_as(data, dtype, i, value);
   }
 };
+/// Elements [first, first + N) of an optional vector of float or T as floats; `absent` where there
+/// is none. kVector: 16-byte aligned.
+template <class T, bool kVector, int N>
+__device__ __forceinline__ void read_vector(const AnyVector& vector, int first, float absent,
+                                            float (&out)[N]) {
+  if (!vector) {
+#pragma unroll
+    for (int k = 0; k < N; ++k) out[k] = absent;
+  } else if (vector.dtype == Dtype::f32) {
+    read_floats<float, kVector>(static_cast<const float*>(vector.data), first, out);
+  } else {
+    read_floats<T, kVector>(static_cast<const T*>(vector.data), first, out);
+  }
+}
 /// An optional matrix with unit column stride.
 struct AnyRows {
   void* data = nullptr;
@@ -140,6 +155,53 @@ __device__ __forceinline__ void block_sums(C (&values)[N], C* scratch) {
 #pragma unroll
   for (int n = 0; n < N; ++n)
     values[n] = warp_reduce(active ? scratch[n * kWarp + lane] : C(0), Sum{});
+}
+
+// ---- rows on their way to shared memory ----------------------------------------------------
+
+/// One unit to shared memory: asynchronously where the hardware can (4 or 16 bytes), else at once.
+template <class T, bool kVector>
+__device__ __forceinline__ void fetch_unit(Unit<T, kVector>* to, const T* from) {
+  const auto address = static_cast<unsigned>(__cvta_generic_to_shared(to));
+  if constexpr (kVector)
+    asm volatile("cp.async.cg.shared.global [%0], [%1], 16;" ::"r"(address), "l"(from) : "memory");
+  else if constexpr (sizeof(T) == 4)
+    asm volatile("cp.async.ca.shared.global [%0], [%1], 4;" ::"r"(address), "l"(from) : "memory");
+  else
+    *to = read_unit<T, kVector>(from, 0);
+}
+/// Ends this thread's group of fetches.
+__device__ __forceinline__ void commit_fetches() {
+  asm volatile("cp.async.commit_group;" ::: "memory");
+}
+/// Waits until at most `pending` (1 or 2) of this thread's groups are under way.
+__device__ __forceinline__ void wait_for_fetches(int pending) {
+  if (pending == 2)
+    asm volatile("cp.async.wait_group 2;" ::: "memory");
+  else
+    asm volatile("cp.async.wait_group 1;" ::: "memory");
+}
+
+/// N sums over the threads that share a row: `lanes` of a warp, or with kWide whole warps, whose
+/// sums meet in `scratch` behind the named barrier of the group, so that other groups of the block
+/// go on meanwhile. One barrier a call: calls that follow each other use different scratch.
+template <bool kWide, int N>
+__device__ __forceinline__ void group_sums(float (&values)[N], int lanes, int group,
+                                           float (*scratch)[kWarp]) {
+#pragma unroll
+  for (int n = 0; n < N; ++n) values[n] = warp_reduce(values[n], Sum{}, kWide ? kWarp : lanes);
+  if constexpr (kWide) {
+    const int warps = lanes / kWarp, first = group * warps;
+    if (threadIdx.x % kWarp == 0)
+#pragma unroll
+      for (int n = 0; n < N; ++n) scratch[n][threadIdx.x / kWarp] = values[n];
+    asm volatile("bar.sync %0, %1;" ::"r"(group + 1), "r"(lanes) : "memory");
+#pragma unroll
+    for (int n = 0; n < N; ++n) {
+      values[n] = 0;
+      for (int w = first; w < first + warps; ++w) values[n] += scratch[n][w];
+    }
+  }
 }
 
 // ---- exponentials --------------------------------------------------------------------------
@@ -266,25 +328,106 @@ inline bool fits_row_kernels(RowShape shape, const View& a, const View& b) {
 }
 
 /// A block that works on one row and keeps up to `cached_units` units of each of its operands in
-/// dynamic shared memory.
+/// dynamic shared memory; with `last_in_registers` a thread's last unit needs no room there.
 struct BlockShape {
   int threads, cached_units;
   std::size_t shared_bytes;
 };
 template <class T, bool kVector = true, class KernelFunction>
-BlockShape block_shape(KernelFunction* kernel, std::int64_t columns, int operands) {
+BlockShape block_shape(KernelFunction* kernel, std::int64_t columns, int operands,
+                       bool last_in_registers = false) {
   constexpr int kBytes = static_cast<int>(sizeof(Unit<T, kVector>));
   const std::int64_t units = columns / kUnitWidth<T, kVector>;
   const std::int64_t most = units > 4096 ? 1024 : 512;  // about two to four loads a thread
-  std::int64_t threads = ceil_div<std::int64_t>(units, 2 * kWarp) * kWarp;
-  threads = threads < 2 * kWarp ? 2 * kWarp : threads > most ? most : threads;
+  const std::int64_t threads =
+      std::clamp<std::int64_t>(ceil_div<std::int64_t>(units, 2 * kWarp) * kWarp, 2 * kWarp, most);
   const std::int64_t room = (shared_memory_per_block() - 1024) / (kBytes * operands);
-  const std::int64_t cached = units < room ? units : room;
+  const std::int64_t wanted =
+      std::max<std::int64_t>(last_in_registers ? units - threads : units, 0);
+  const std::int64_t cached = std::min(wanted, room);
   const std::size_t bytes = static_cast<std::size_t>(cached * kBytes * operands);
   if (bytes > 47 * 1024)
     MT_CUDA_CHECK(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize,
                                        static_cast<int>(bytes)));
   return {static_cast<int>(threads), static_cast<int>(cached), bytes};
+}
+
+inline int multiprocessors() {
+  int device = 0, count = 0;
+  MT_CUDA_CHECK(cudaGetDevice(&device));
+  MT_CUDA_CHECK(cudaDeviceGetAttribute(&count, cudaDevAttrMultiProcessorCount, device));
+  return count;
+}
+
+/// A grid that fits the device at once and walks over the rows. `lanes` threads share a row, each
+/// holding the same columns of every row; a block works on threads / lanes rows at a time, and the
+/// rows that follow are on their way to `stages` places in shared memory.
+struct RowWalk {
+  int threads = 0, stages = 0;
+  unsigned blocks = 0;  // 0: a block would need more threads or shared memory than there are
+  std::size_t shared_bytes = 0;
+};
+struct RowWalkLimits {
+  int threads, wanted_threads;    // of a block: at most, and where the rows allow it
+  int blocks;                     // resident on one multiprocessor, at most
+  std::size_t bytes_per_thread;   // of one stage
+  std::size_t bytes_per_row = 0;  // that each of the block's rows needs at the end
+};
+template <class KernelFunction>
+RowWalk row_walk(KernelFunction* kernel, std::int64_t rows, int lanes, const RowWalkLimits& most) {
+  if (lanes > most.threads) return {};
+  const std::int64_t processors = multiprocessors(), unit = lanes < kWarp ? kWarp / lanes : 1;
+  // Few rows spread over all processors; whole warps.
+  const std::int64_t wanted =
+      std::min<std::int64_t>(most.wanted_threads / lanes, ceil_div<std::int64_t>(rows, processors));
+  const std::int64_t groups = std::max<std::int64_t>(ceil_div(wanted, unit), 1) * unit;
+  const int threads = static_cast<int>(groups) * lanes;
+  RowWalk walk;
+  int most_resident = 0;
+  for (const int stages : {2, 3}) {  // a third stage, unless that costs a resident block
+    const std::size_t shared = std::max(most.bytes_per_thread * stages * threads,
+                                        most.bytes_per_row * static_cast<std::size_t>(groups));
+    if (shared + 2048 > static_cast<std::size_t>(shared_memory_per_block())) break;
+    if (shared > 40 * 1024)
+      MT_CUDA_CHECK(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize,
+                                         static_cast<int>(shared)));
+    int resident = 0;
+    MT_CUDA_CHECK(
+        cudaOccupancyMaxActiveBlocksPerMultiprocessor(&resident, kernel, threads, shared));
+    resident = std::clamp(resident, 1, most.blocks);
+    if (resident < most_resident) break;
+    most_resident = resident;
+    walk = {threads, stages,
+            static_cast<unsigned>(std::min(ceil_div(rows, groups), resident * processors)), shared};
+  }
+  return walk;
+}
+
+/// Calls f(bool_constant vector, integral_constant units, bool_constant wide, lanes) for rows of
+/// `columns` elements of T: a thread holds up to 4 vectors, or 8 elements if rows are not aligned;
+/// wide: whole warps share a row, the fewest that hold it.
+template <class T, class F>
+void dispatch_row_walk(std::int64_t columns, bool vector, F&& f) {
+  const auto call = [&]<bool kVector, int kUnits, bool kWide>(std::int64_t lanes) {
+    f(std::bool_constant<kVector>{}, std::integral_constant<int, kUnits>{},
+      std::bool_constant<kWide>{}, static_cast<int>(lanes));
+  };
+  if (!vector) {
+    const std::int64_t lanes = ceil_div<std::int64_t>(columns, 8);
+    if (lanes <= kWarp) return call.template operator()<false, 8, false>(ceil_pow2(lanes));
+    return call.template operator()<false, 8, true>(ceil_div<std::int64_t>(lanes, kWarp) * kWarp);
+  }
+  const std::int64_t units = columns / kPerVector<T>;
+  const std::int64_t warps = ceil_div<std::int64_t>(units, 4 * kWarp);
+  const std::int64_t held = ceil_div(units, warps * kWarp);
+  if (warps > 1 && held == 4) return call.template operator()<true, 4, true>(warps * kWarp);
+  if (warps > 1) return call.template operator()<true, 3, true>(warps * kWarp);
+  switch (held) {
+    case 1: return call.template operator()<true, 1, false>(ceil_pow2(units));
+    case 2: return call.template operator()<true, 2, false>(kWarp);
+    case 3: return call.template operator()<true, 3, false>(kWarp);
+    default: return call.template operator()<true, 4, false>(kWarp);
+  }
 }
 
 /// Grid of the kernels for any dtype: a block takes rows in turn.
