@@ -3,6 +3,7 @@
 #include <gtest/gtest.h>
 
 #include "engine/allocator.h"
+#include "engine/autocast.h"
 #include "engine/grad_mode.h"
 #include "ops/ops.h"
 #include "tests/support/devices.h"
