@@ -86,6 +86,7 @@ void Tensor::check_data_access(const char* what, Dtype wanted) const {
 }
 
 Scalar Tensor::item_scalar() const {
+  const OpScope scope("item");
   MT_CHECK(numel() == 1, "item: expected one element, got ", describe());
   alignas(8) unsigned char bytes[8];
   const Stream stream = Stream::current(device());
@@ -103,6 +104,7 @@ Scalar Tensor::item_scalar() const {
 
 template <class T>
 std::vector<T> Tensor::to_vector() const {
+  const OpScope scope("to_vector");
   const Tensor host = detach().to(Device::cpu(), dtype_of<T>).contiguous();
   const T* begin = static_cast<const T*>(host.raw_data());
   return std::vector<T>(begin, begin + host.numel());

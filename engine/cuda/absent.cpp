@@ -23,6 +23,7 @@ bool in_forked_child() noexcept { return false; }
 void* create_stream(int, bool) { refuse(); }
 void synchronize_stream(int, void*) { refuse(); }
 void synchronize_device(int) { refuse(); }
+void synchronize_beside_capture(int, void*) { refuse(); }
 bool is_capturing(int, void*) { refuse(); }
 void* capture_stream(int) { refuse(); }
 void begin_capture(int, void*) { refuse(); }

@@ -36,6 +36,8 @@ bool in_forked_child() noexcept;
 void* create_stream(int device, bool high_priority);
 void synchronize_stream(int device, void* stream);
 void synchronize_device(int device);
+/// Waits for a stream that is not part of the capture that this thread has under way.
+void synchronize_beside_capture(int device, void* stream);
 bool is_capturing(int device, void* stream);
 
 /// A recorded graph, ready to launch.

@@ -62,6 +62,11 @@ void synchronize_device(int device) {
   MT_CUDA_CHECK(cudaDeviceSynchronize());
 }
 
+void synchronize_beside_capture(int device, void* stream) {
+  const RelaxedCapture relaxed;
+  synchronize_stream(device, stream);
+}
+
 bool is_capturing(int device, void* stream) {
   const CudaDeviceGuard guard(Device::cuda(device));
   cudaStreamCaptureStatus status = cudaStreamCaptureStatusNone;
