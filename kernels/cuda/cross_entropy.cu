@@ -16,6 +16,8 @@
 namespace mixtape::kernels::cuda {
 namespace {
 
+constexpr int kForwardThreads = 256;  // of a block that reads a long row, at most
+
 /// Targets and what turns them into losses.
 struct Labels {
   const std::int64_t* target;  // (N)
@@ -31,6 +33,20 @@ struct Labels {
     if (t >= 0 && t < classes) return t;
     if (report) report_error(error, t, classes);
     return -1;
+  }
+};
+
+/// The class of a row and its logit: asked for early, so that they arrive while the row is read.
+/// Class -1 for an ignored row and for threads other than the `one` that wants it.
+template <class T>
+struct Picked {
+  std::int64_t label = -1;
+  T logit = T(0.0f);
+
+  __device__ __forceinline__ Picked(const Labels& labels, const T* logits, std::int64_t row,
+                                    bool one) {
+    if (one) label = labels.label(row, true);
+    if (label >= 0) logit = logits[label];
   }
 };
 
@@ -53,6 +69,7 @@ __global__ void __launch_bounds__(kGroupThreads)
   const std::int64_t row =
       static_cast<std::int64_t>(blockIdx.x) * (kGroupThreads / group) + threadIdx.x / group;
   const T* const x = logits + row * (static_cast<std::int64_t>(units) * kWidth);
+  const Picked<T> picked(labels, x, row, lane == 0 && row < rows);
   OnlineSum online;
   float total = 0;
   for (int first = lane; row < rows && first < units; first += kAtOnce * group) {
@@ -79,12 +96,14 @@ __global__ void __launch_bounds__(kGroupThreads)
   if (row >= rows || lane != 0) return;
   const float log_sum = logf(online.sum);
   lse[row] = online.max + log_sum;
-  const std::int64_t t = labels.label(row, true);
-  loss[row] = t < 0 ? 0.0f : row_loss(online.max, log_sum, static_cast<float>(x[t]), total, labels);
+  loss[row] = picked.label < 0
+                  ? 0.0f
+                  : row_loss(online.max, log_sum, static_cast<float>(picked.logit), total, labels);
 }
 
+/// Each thread has its next batch of vectors under way while it works on one.
 template <class T>
-__global__ void __launch_bounds__(512)
+__global__ void __launch_bounds__(kForwardThreads, 3)
     cross_entropy_forward_block_kernel(float* loss, float* lse, const T* __restrict__ logits,
                                        Labels labels, int classes) {
   constexpr int kWidth = kUnitWidth<T, true>;
@@ -93,6 +112,10 @@ __global__ void __launch_bounds__(512)
   const RowParts parts = split_row(x, classes);
   const T* const body = x + parts.head;
   const bool smooth = labels.smoothing != 0;
+  const int step = kBatch * static_cast<int>(blockDim.x);
+  uint4 next[kBatch];
+  load_batch(next, body, threadIdx.x, parts.units);
+  const Picked<T> picked(labels, x, row, threadIdx.x == 0);
   OnlineSum online;
   float total = 0;
   const int edge = parts.edge_column(threadIdx.x);
@@ -101,10 +124,12 @@ __global__ void __launch_bounds__(512)
     online.add<T>(v);
     total = v[0];
   }
-  for (int first = threadIdx.x; first < parts.units; first += kBatch * blockDim.x) {
+  for (int first = threadIdx.x; first < parts.units; first += step) {
     uint4 unit[kBatch];
+#pragma unroll
+    for (int b = 0; b < kBatch; ++b) unit[b] = next[b];
+    load_batch(next, body, first + step, parts.units);
     float v[kBatch * kWidth];
-    load_batch(unit, body, first, parts.units);
     if (smooth) {
       unpack_batch<T>(unit, v, first, parts.units, 0.0f);
 #pragma unroll
@@ -118,8 +143,9 @@ __global__ void __launch_bounds__(512)
   if (threadIdx.x != 0) return;
   const float log_sum = logf(online.sum);
   lse[row] = online.max + log_sum;
-  const std::int64_t t = labels.label(row, true);
-  loss[row] = t < 0 ? 0.0f : row_loss(online.max, log_sum, static_cast<float>(x[t]), total, labels);
+  loss[row] = picked.label < 0
+                  ? 0.0f
+                  : row_loss(online.max, log_sum, static_cast<float>(picked.logit), total, labels);
 }
 
 template <class C>
@@ -300,9 +326,9 @@ Labels make_labels(const Stream& stream, const View& logits, const View& target,
 
 /// Threads of a block that streams a long row.
 template <class T>
-unsigned stream_threads(std::int64_t columns) {
+unsigned stream_threads(std::int64_t columns, int most) {
   const std::int64_t threads = ceil_div<std::int64_t>(columns, kPerVector<T> * kBatch * kWarp);
-  return static_cast<unsigned>(std::clamp<std::int64_t>(threads * kWarp, 2 * kWarp, 512));
+  return static_cast<unsigned>(std::clamp<std::int64_t>(threads * kWarp, 2 * kWarp, most));
 }
 
 template <class T>
@@ -313,8 +339,8 @@ void launch_forward(cudaStream_t queue, const CrossEntropyForward& args, const L
   const T* const logits = args.logits.ptr<T>();
   if (shape.columns > kWarpColumns)
     return launch(cross_entropy_forward_block_kernel<T>, blocks_for(shape.rows, 1),
-                  stream_threads<T>(shape.columns), 0, queue, loss, lse, logits, labels,
-                  static_cast<int>(shape.columns));
+                  stream_threads<T>(shape.columns, kForwardThreads), 0, queue, loss, lse, logits,
+                  labels, static_cast<int>(shape.columns));
   const auto run = [&]<bool kVector>(std::bool_constant<kVector>) {
     const int units = static_cast<int>(shape.columns) / kUnitWidth<T, kVector>;
     const int group = group_size(units);
@@ -336,7 +362,7 @@ void launch_backward(cudaStream_t queue, const CrossEntropyBackward& args, const
   const float* const lse = args.lse.ptr<float>();
   if (shape.columns > kWarpColumns)
     return launch(cross_entropy_backward_block_kernel<T>, blocks_for(shape.rows, 1),
-                  stream_threads<T>(shape.columns), 0, queue, dlogits, logits, lse, labels,
+                  stream_threads<T>(shape.columns, 512), 0, queue, dlogits, logits, lse, labels,
                   gradient, static_cast<int>(shape.columns));
   const auto run = [&]<bool kVector>(std::bool_constant<kVector>) {
     const int units = static_cast<int>(shape.columns) / kUnitWidth<T, kVector>;
