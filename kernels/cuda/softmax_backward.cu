@@ -8,7 +8,7 @@ namespace mixtape::kernels::cuda {
 namespace {
 
 /// What a row contributes: sum(dy * y), or for the log form sum(dy), and whether any probability is
-/// above 0: a row without one, fully masked, has gradient 0 whatever dy is.
+/// above 0 (then live is): a row without one, fully masked, has gradient 0 whatever dy is.
 template <class C>
 struct RowDot {
   C sum = 0, live = 0;
@@ -76,14 +76,15 @@ __global__ void __launch_bounds__(kGroupThreads)
   }
 }
 
-/// One row a block; the first `cached` vectors of y and of dy stay in shared memory. All pointers
-/// are equal modulo 16.
+/// One row a block; the first `cached` vectors of y and of dy stay in shared memory, and each
+/// thread's last one in its registers. All pointers are equal modulo 16.
 template <class T>
 __global__ void __launch_bounds__(1024)
     softmax_backward_block_kernel(T* __restrict__ dx, const T* __restrict__ dy,
                                   const T* __restrict__ y, int columns, int cached, bool log) {
   constexpr int kWidth = kUnitWidth<T, true>;
   extern __shared__ uint4 cache[];
+  __shared__ float scratch[2 * kWarp];
   uint4* const y_cache = cache;
   uint4* const dy_cache = cache + cached;
   const std::int64_t base = static_cast<std::int64_t>(blockIdx.x) * columns;
@@ -92,22 +93,27 @@ __global__ void __launch_bounds__(1024)
   const T* const dy_body = dy + base + parts.head;
   const int edge = parts.edge_column(threadIdx.x);
 
+  const int step = static_cast<int>(blockDim.x);
   RowDot<float> dot;
+  uint4 y_last, dy_last;
   float edge_y = 0, edge_dy = 0;
   if (edge >= 0) {
     edge_y = static_cast<float>(y[base + edge]);
     edge_dy = static_cast<float>(dy[base + edge]);
     dot.add(edge_dy, edge_y, log);
   }
-  for (int first = threadIdx.x; first < parts.units; first += kBatch * blockDim.x) {
+  for (int first = threadIdx.x; first < parts.units; first += kBatch * step) {
     uint4 y_unit[kBatch], dy_unit[kBatch];
     load_batch(y_unit, y_body, first, parts.units);
     load_batch(dy_unit, dy_body, first, parts.units);
 #pragma unroll
     for (int b = 0; b < kBatch; ++b) {
-      const int u = first + b * static_cast<int>(blockDim.x);
+      const int u = first + b * step;
       if (u >= parts.units) continue;
-      if (u < cached) {
+      if (u + step >= parts.units) {
+        y_last = y_unit[b];
+        dy_last = dy_unit[b];
+      } else if (u < cached) {
         y_cache[u] = y_unit[b];
         dy_cache[u] = dy_unit[b];
       }
@@ -118,12 +124,16 @@ __global__ void __launch_bounds__(1024)
       for (int k = 0; k < kWidth; ++k) dot.add(vdy[k], vy[k], log);
     }
   }
-  dot.sum = block_reduce(dot.sum, 0.0f, Sum{});
-  dot.live = block_reduce(dot.live, 0.0f, Max{});
+  float sums[2] = {dot.sum, dot.live};
+  block_sums(sums, scratch);
+  dot = {sums[0], sums[1]};
 
-  for (int u = threadIdx.x; u < parts.units; u += blockDim.x) {
-    const uint4 y_unit = u < cached ? y_cache[u] : load_unit<T, true>(y_body, u);
-    const uint4 dy_unit = u < cached ? dy_cache[u] : load_unit<T, true>(dy_body, u);
+  for (int u = threadIdx.x; u < parts.units; u += step) {
+    uint4 y_unit = y_last, dy_unit = dy_last;
+    if (u + step < parts.units) {
+      y_unit = u < cached ? y_cache[u] : load_unit<T, true>(y_body, u);
+      dy_unit = u < cached ? dy_cache[u] : load_unit<T, true>(dy_body, u);
+    }
     float vy[kWidth], vdy[kWidth];
     unpack<T>(y_unit, vy);
     unpack<T>(dy_unit, vdy);
@@ -171,7 +181,7 @@ template <class T>
 void launch_rows(cudaStream_t stream, Operands<T> o, RowShape shape, bool log) {
   if (shape.columns > kWarpColumns) {
     const int columns = static_cast<int>(shape.columns);
-    const BlockShape block = block_shape<T>(softmax_backward_block_kernel<T>, columns, 2);
+    const BlockShape block = block_shape<T>(softmax_backward_block_kernel<T>, columns, 2, true);
     softmax_backward_block_kernel<T>
         <<<static_cast<unsigned>(shape.rows), block.threads, block.shared_bytes, stream>>>(
             o.dx, o.dy, o.y, columns, block.cached_units, log);
