@@ -8,6 +8,10 @@
 //   write(offsets, s)    stores a finished state; offsets[1], [2] are the outputs' (DimMap)
 // and is passed by value. Each thread keeps one state per vector lane, so that additions are
 // independent and sums are short; states are combined in a fixed tree.
+//
+// A pass over 16-bit data is short beside the latency of memory: every load of a batch is under way
+// before the first is used, and one block alone keeps its multiprocessor's share of the bandwidth
+// busy.
 #pragma once
 
 #include "kernels/cuda/block_reduce.cuh"
@@ -59,17 +63,73 @@ __device__ __forceinline__ typename R::State combine_group(const R&, typename R:
   return state;
 }
 
-// ---- rows
+// ---- vectors
 
-/// Up to a vector of elements from `p`, of which `count` exist. kAligned: all of it, as one access.
-template <class T, bool kAligned>
+/// How the vector kernels read x.
+enum class Access : std::uint8_t {
+  dense,     // whole 16-byte vectors, a fixed distance apart: one reduced dimension
+  vectors,   // whole 16-byte vectors
+  elements,  // one element at a time, ragged ends
+};
+
+/// Vectors that one thread has in flight: of whole batches where access is dense, and else.
+template <class R>
+inline constexpr int kWholeBatch = sizeof(typename R::State) <= 8 ? 8 : 4;
+inline constexpr int kTestedBatch = 4;
+
+/// The first `count` elements from p, the rest 0.
+template <class T>
 __device__ __forceinline__ void load_floats(const T* p, int count, float (&x)[kPerVector<T>]) {
-  if constexpr (kAligned) {
-    unpack<T>(*reinterpret_cast<const uint4*>(p), x);
-  } else {
 #pragma unroll
-    for (int j = 0; j < kPerVector<T>; ++j) x[j] = j < count ? static_cast<float>(p[j]) : 0.0f;
+  for (int j = 0; j < kPerVector<T>; ++j) x[j] = j < count ? static_cast<float>(p[j]) : 0.0f;
+}
+
+/// Takes in vectors v, v + stride, ... of a thread, kVectors of them if kWhole, else those below
+/// `end`: address(v, u, count) points to vector v + u stride and sets how many of its elements
+/// exist, take(values, count, i) adds those of vector i.
+template <class T, Access kAccess, int kVectors, bool kWhole, class Address, class Take>
+__device__ __forceinline__ void take_batch(std::int64_t v, std::int64_t end, int stride,
+                                           const Address& address, const Take& take) {
+  constexpr int kWidth = kPerVector<T>;
+  const auto exists = [&](int u) { return kWhole || v + u * stride < end; };
+  int count[kVectors];
+  if constexpr (kAccess == Access::elements) {
+    float values[kVectors][kWidth];
+#pragma unroll
+    for (int u = 0; u < kVectors; ++u) {
+      if (!exists(u)) continue;
+      const T* p = address(v, u, count[u]);
+      load_floats(p, count[u], values[u]);
+    }
+#pragma unroll
+    for (int u = 0; u < kVectors; ++u)
+      if (exists(u)) take(values[u], count[u], v + u * stride);
+  } else {
+    uint4 raw[kVectors];
+#pragma unroll
+    for (int u = 0; u < kVectors; ++u)
+      if (exists(u)) raw[u] = *reinterpret_cast<const uint4*>(address(v, u, count[u]));
+#pragma unroll
+    for (int u = 0; u < kVectors; ++u) {
+      if (!exists(u)) continue;
+      float values[kWidth];
+      unpack<T>(raw[u], values);
+      take(values, kWidth, v + u * stride);
+    }
   }
+}
+
+/// All of a thread's vectors from `first` to `end`.
+template <class R, class T, Access kAccess, class Address, class Take>
+__device__ __forceinline__ void take_all(std::int64_t first, std::int64_t end, int stride,
+                                         const Address& address, const Take& take) {
+  constexpr int kWhole = kWholeBatch<R>;
+  std::int64_t v = first;
+  if constexpr (kAccess == Access::dense)
+    for (; v + (kWhole - 1) * stride < end; v += kWhole * stride)
+      take_batch<T, kAccess, kWhole, true>(v, end, stride, address, take);
+  for (; v < end; v += kTestedBatch * stride)
+    take_batch<T, kAccess, kTestedBatch, false>(v, end, stride, address, take);
 }
 
 template <class R, int kWidth>
@@ -82,9 +142,11 @@ __device__ __forceinline__ typename R::State combine_lanes(typename R::State (&l
   return lanes[0];
 }
 
-template <class R, class T, bool kAligned>
+// ---- rows
+
+template <class R, class T, Access kAccess>
 __global__ void __launch_bounds__(kReduceThreads) reduce_rows_kernel(R reducer, ReduceArgs args) {
-  constexpr int kWidth = kPerVector<T>, kUnroll = 4;
+  constexpr int kWidth = kPerVector<T>;
   const int lane = static_cast<int>(threadIdx.x) & (args.group - 1);
   const int per_block = kReduceThreads / args.group;
   const std::int64_t part = static_cast<std::int64_t>(blockIdx.x) * per_block +
@@ -99,62 +161,35 @@ __global__ void __launch_bounds__(kReduceThreads) reduce_rows_kernel(R reducer, 
   typename R::State lanes[kWidth];
 #pragma unroll
   for (int j = 0; j < kWidth; ++j) lanes[j] = R::identity();
-  const auto pointer = [&](std::int64_t v, int& count) {
-    std::int64_t first = v * kWidth, base = 0;
-    if (args.reduced.dims > 1) {
-      std::int64_t outer, offset[1];
-      if (args.steps <= 0x7FFFFFFF) {
-        outer = args.row_vectors.quotient(static_cast<std::uint32_t>(v));
-      } else {
-        outer = v / args.row_vectors.divisor;
+  const auto address = [&](std::int64_t batch, int u, int& count) {
+    if constexpr (kAccess == Access::dense) {
+      return x + batch * kWidth + u * args.group * kWidth;
+    } else {
+      const std::int64_t v = batch + u * args.group;
+      std::int64_t first = v * kWidth, base = 0;
+      if (args.reduced.dims > 1) {
+        std::int64_t outer, offset[1];
+        if (args.steps <= 0x7FFFFFFF)
+          outer = args.row_vectors.quotient(static_cast<std::uint32_t>(v));
+        else
+          outer = v / args.row_vectors.divisor;
+        first -= outer * args.row_vectors.divisor * kWidth;
+        args.reduced.offsets(outer, offset, 1);
+        base = offset[0];
       }
-      first -= outer * args.row_vectors.divisor * kWidth;
-      args.reduced.offsets(outer, offset, 1);
-      base = offset[0];
+      count = static_cast<int>(inner - first < kWidth ? inner - first : kWidth);
+      return x + base + first;
     }
-    count = static_cast<int>(inner - first < kWidth ? inner - first : kWidth);
-    return x + base + first;
   };
   const auto take = [&](const float(&values)[kWidth], int count, std::int64_t v) {
 #pragma unroll
     for (int j = 0; j < kWidth; ++j)
-      if (kAligned || j < count) R::add(lanes[j], values[j], v * kWidth + j);
+      if (kAccess != Access::elements || j < count) R::add(lanes[j], values[j], v * kWidth + j);
   };
-
   const std::int64_t begin = split * args.chunk;
   std::int64_t end = begin + args.chunk < args.steps ? begin + args.chunk : args.steps;
   if (output >= args.outputs) end = begin;
-  std::int64_t v = begin + lane;
-  for (; v + (kUnroll - 1) * args.group < end; v += kUnroll * args.group) {
-    float values[kUnroll][kWidth];
-    int count[kUnroll];
-    if constexpr (kAligned) {
-      uint4 raw[kUnroll];
-#pragma unroll
-      for (int u = 0; u < kUnroll; ++u)
-        raw[u] = *reinterpret_cast<const uint4*>(pointer(v + u * args.group, count[u]));
-#pragma unroll
-      for (int u = 0; u < kUnroll; ++u) {
-        unpack<T>(raw[u], values[u]);
-        take(values[u], kWidth, v + u * args.group);
-      }
-    } else {
-#pragma unroll
-      for (int u = 0; u < kUnroll; ++u) {
-        const T* p = pointer(v + u * args.group, count[u]);
-        load_floats<T, false>(p, count[u], values[u]);
-      }
-#pragma unroll
-      for (int u = 0; u < kUnroll; ++u) take(values[u], count[u], v + u * args.group);
-    }
-  }
-  for (; v < end; v += args.group) {
-    float values[kWidth];
-    int count;
-    const T* p = pointer(v, count);
-    load_floats<T, kAligned>(p, count, values);
-    take(values, count, v);
-  }
+  take_all<R, T, kAccess>(begin + lane, end, args.group, address, take);
 
   typename R::State state = combine_lanes<R>(lanes);
   state = warp_reduce(
@@ -175,10 +210,10 @@ __global__ void __launch_bounds__(kReduceThreads) reduce_rows_kernel(R reducer, 
 
 // ---- columns
 
-template <class R, class T, bool kAligned>
+template <class R, class T, Access kAccess>
 __global__ void __launch_bounds__(kReduceThreads)
     reduce_columns_kernel(R reducer, ReduceArgs args) {
-  constexpr int kWidth = kPerVector<T>, kUnroll = 4, kWarps = kReduceThreads / kWarp;
+  constexpr int kWidth = kPerVector<T>, kWarps = kReduceThreads / kWarp;
   using State = typename R::State;
   const int across = args.group;  // threads side by side
   const int column = static_cast<int>(threadIdx.x) & (across - 1);
@@ -187,7 +222,7 @@ __global__ void __launch_bounds__(kReduceThreads)
   const std::int64_t tiles = (inner + tile_width - 1) / tile_width;
   const std::int64_t outer = blockIdx.x / tiles;
   const std::int64_t first = (blockIdx.x - outer * tiles) * tile_width + column * kWidth;
-  const int count =
+  const int exist =
       static_cast<int>(inner - first < kWidth ? (inner > first ? inner - first : 0) : kWidth);
   std::int64_t base[1];
   args.kept.offsets(outer * inner, base);
@@ -196,51 +231,26 @@ __global__ void __launch_bounds__(kReduceThreads)
   State states[kWidth];
 #pragma unroll
   for (int j = 0; j < kWidth; ++j) states[j] = R::identity();
-  const auto pointer = [&](std::int64_t r) {
-    std::int64_t offset[1] = {0};
-    if (args.reduced.dims == 1)
-      offset[0] = r * args.reduced.strides[0][0];
-    else
-      args.reduced.offsets(r, offset);
-    return x + offset[0];
+  const std::int64_t stride = args.reduced.strides[0][0], apart = lines * stride;
+  const auto address = [&](std::int64_t batch, int u, int& count) {
+    count = exist;
+    if constexpr (kAccess == Access::dense) {
+      return x + batch * stride + u * apart;
+    } else {
+      std::int64_t offset[1] = {0};
+      args.reduced.offsets(batch + u * lines, offset);
+      return x + offset[0];
+    }
+  };
+  const auto take = [&](const float(&values)[kWidth], int count, std::int64_t r) {
+#pragma unroll
+    for (int j = 0; j < kWidth; ++j)
+      if (kAccess != Access::elements || j < count) R::add(states[j], values[j], r);
   };
   const std::int64_t begin = static_cast<std::int64_t>(blockIdx.y) * args.chunk;
   std::int64_t end = begin + args.chunk < args.steps ? begin + args.chunk : args.steps;
-  if (count == 0) end = begin;
-  std::int64_t r = begin + line;
-  for (; r + (kUnroll - 1) * lines < end; r += kUnroll * lines) {
-    if constexpr (kAligned) {
-      uint4 raw[kUnroll];
-#pragma unroll
-      for (int u = 0; u < kUnroll; ++u)
-        raw[u] = *reinterpret_cast<const uint4*>(pointer(r + u * lines));
-#pragma unroll
-      for (int u = 0; u < kUnroll; ++u) {
-        float values[kWidth];
-        unpack<T>(raw[u], values);
-#pragma unroll
-        for (int j = 0; j < kWidth; ++j) R::add(states[j], values[j], r + u * lines);
-      }
-    } else {
-      float values[kUnroll][kWidth];
-#pragma unroll
-      for (int u = 0; u < kUnroll; ++u)
-        load_floats<T, false>(pointer(r + u * lines), count, values[u]);
-#pragma unroll
-      for (int u = 0; u < kUnroll; ++u) {
-#pragma unroll
-        for (int j = 0; j < kWidth; ++j)
-          if (j < count) R::add(states[j], values[u][j], r + u * lines);
-      }
-    }
-  }
-  for (; r < end; r += lines) {
-    float values[kWidth];
-    load_floats<T, kAligned>(pointer(r), count, values);
-#pragma unroll
-    for (int j = 0; j < kWidth; ++j)
-      if (kAligned || j < count) R::add(states[j], values[j], r);
-  }
+  if (exist == 0) end = begin;
+  take_all<R, T, kAccess>(begin + line, end, lines, address, take);
 
   // Lines of a warp, then the warps, one output a thread.
   __shared__ __align__(16) unsigned char storage[kWarps * kWarp * kWidth * sizeof(State)];
@@ -313,10 +323,19 @@ __global__ void __launch_bounds__(kReduceThreads) reduce_finish_kernel(R reducer
   const std::int64_t output =
       static_cast<std::int64_t>(blockIdx.x) * per_block + thread % per_block;
   const auto* partial = static_cast<const State*>(args.partial);
+  constexpr int kUnroll = 4;
   State state = R::identity();
-  if (output < args.outputs)
-    for (std::int64_t s = index; s < args.splits; s += args.group)
-      state = R::combine(state, partial[s * args.outputs + output]);
+  const std::int64_t end = output < args.outputs ? args.splits : 0;
+  for (std::int64_t s = index; s < end; s += kUnroll * args.group) {
+    State parts[kUnroll];
+#pragma unroll
+    for (int u = 0; u < kUnroll; ++u) {
+      const std::int64_t i = s + u * args.group;
+      parts[u] = i < end ? partial[i * args.outputs + output] : R::identity();
+    }
+#pragma unroll
+    for (int u = 0; u < kUnroll; ++u) state = R::combine(state, parts[u]);
+  }
   state = combine_group(reducer, state, index, args.group, per_block);
   if (index != 0 || output >= args.outputs) return;
   std::int64_t offsets[DimMap::kOperands];
@@ -326,23 +345,32 @@ __global__ void __launch_bounds__(kReduceThreads) reduce_finish_kernel(R reducer
 
 // ---- host
 
-template <class R, class T>
+template <class R, class T, Access kAccess>
 void launch_vectors(const R& reducer, const ReduceArgs& args, const ReductionPlan& plan,
-                    bool is_aligned, cudaStream_t stream) {
+                    cudaStream_t stream) {
   if (plan.layout == ReductionLayout::rows) {
-    const auto kernel =
-        is_aligned ? reduce_rows_kernel<R, T, true> : reduce_rows_kernel<R, T, false>;
-    launch(kernel, dim3(blocks_for(plan.outputs * plan.splits, kReduceThreads / plan.group)),
+    launch(reduce_rows_kernel<R, T, kAccess>,
+           dim3(blocks_for(plan.outputs * plan.splits, kReduceThreads / plan.group)),
            dim3(kReduceThreads), 0, stream, reducer, args);
   } else {
-    const auto kernel =
-        is_aligned ? reduce_columns_kernel<R, T, true> : reduce_columns_kernel<R, T, false>;
     const std::int64_t inner = plan.kept.sizes[0];
     const std::int64_t tiles =
         ceil_div<std::int64_t>(inner, plan.group * plan.width) * (plan.outputs / inner);
-    launch(kernel, dim3(blocks_for(tiles, 1), static_cast<unsigned>(plan.splits)),
-           dim3(kReduceThreads), 0, stream, reducer, args);
+    launch(reduce_columns_kernel<R, T, kAccess>,
+           dim3(blocks_for(tiles, 1), static_cast<unsigned>(plan.splits)), dim3(kReduceThreads), 0,
+           stream, reducer, args);
   }
+}
+
+template <class R, class T>
+void launch_vectors(const R& reducer, const ReduceArgs& args, const ReductionPlan& plan,
+                    bool is_aligned, cudaStream_t stream) {
+  if (is_aligned && plan.reduced.dims == 1)
+    launch_vectors<R, T, Access::dense>(reducer, args, plan, stream);
+  else if (is_aligned)
+    launch_vectors<R, T, Access::vectors>(reducer, args, plan, stream);
+  else
+    launch_vectors<R, T, Access::elements>(reducer, args, plan, stream);
 }
 
 /// Runs a planned reduction. kVectors: R::Value is float and x of a dtype with vectors.
@@ -378,7 +406,8 @@ void run_reduction(const char* name, const Stream& stream, const R& reducer,
     }
   }
   if (plan.splits == 1) return;
-  args.group = plan.outputs >= kWarp ? kReduceThreads / kWarp : kReduceThreads;
+  // Neighbouring threads read neighbouring outputs, at least a sector of memory of them.
+  args.group = plan.outputs < 8 ? kReduceThreads : plan.splits > 64 ? 32 : 8;
   launch(reduce_finish_kernel<R>, dim3(blocks_for(plan.outputs, kReduceThreads / args.group)),
          dim3(kReduceThreads), 0, queue, reducer, args);
 }

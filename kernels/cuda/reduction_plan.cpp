@@ -7,7 +7,9 @@ namespace mixtape::kernels::cuda {
 
 namespace {
 
-constexpr std::int64_t kTargetBlocks = 4096;  // several per multiprocessor of the largest GPUs
+/// As many for each of the 132 multiprocessors of an H100 or H200, and of an A100's 108.
+constexpr std::int64_t kTargetBlocks = 18 * 132;
+static_assert(kTargetBlocks % 108 == 0);
 constexpr std::int64_t kMaxSplits = 4096;
 
 std::int64_t ceil_div(std::int64_t a, std::int64_t b) { return (a + b - 1) / b; }
