@@ -138,37 +138,47 @@ void memory_kernels() {
                                   as_rows(at(a, i), width), as_rows(at(c, i), width));
       });
     }
-    for (const std::int64_t width : {std::int64_t{1024}, std::int64_t{4096}}) {
+    for (const std::int64_t width : {768L, 1024L, 1600L, 4096L}) {
       const std::int64_t count = n / width;
+      const double bytes = static_cast<double>(size_of(t)) * static_cast<double>(count * width);
       const Tensor w = randn({width}, {.device = kDevice}),
                    bias = randn({width}, {.device = kDevice}),
                    mean = empty({count}, {.device = kDevice}),
                    rstd = empty({count}, {.device = kDevice}),
                    dw = empty({width}, {.device = kDevice}),
                    db = empty({width}, {.device = kDevice});
-      const std::string suffix = "_" + std::to_string(width);
-      report("layer_norm" + suffix, t, 2 * b, [&](int i) {
-        kernels::layer_norm_forward(stream(), {.y = as_rows(at(out, i), width),
-                                               .mean = mean.view(),
-                                               .rstd = rstd.view(),
-                                               .x = as_rows(at(a, i), width),
-                                               .weight = w.view(),
-                                               .bias = bias.view()});
-      });
       const Scratch norm_scratch(
           kernels::layer_norm_backward_workspace_bytes(kDevice, count, width), kDevice);
-      report("layer_norm_backward" + suffix, t, 3 * b, [&](int i) {
-        kernels::layer_norm_backward(stream(),
-                                     {.dx = as_rows(at(out, i), width),
-                                      .dweight = dw.view(),
-                                      .dbias = db.view(),
-                                      .dy = as_rows(at(c, i), width),
-                                      .x = as_rows(at(a, i), width),
-                                      .weight = w.view(),
-                                      .mean = mean.view(),
-                                      .rstd = rstd.view()},
-                                     {norm_scratch.data(), norm_scratch.bytes()});
-      });
+      for (const bool with_residual : {false, true}) {
+        const std::string name = with_residual ? "add_layer_norm" : "layer_norm",
+                          suffix = "_" + std::to_string(width);
+        const double operands = with_residual ? 4 : 2;
+        report(name + suffix, t, operands * bytes, [&](int i) {
+          kernels::LayerNormForward args{.y = as_rows(at(out, i), width),
+                                         .mean = mean.view(),
+                                         .rstd = rstd.view(),
+                                         .x = as_rows(at(a, i), width),
+                                         .weight = w.view(),
+                                         .bias = bias.view()};
+          if (with_residual) {
+            args.residual = as_rows(at(c, i), width);
+            args.sum = as_rows(at(out, i + 1), width);
+          }
+          kernels::layer_norm_forward(stream(), args);
+        });
+        report(name + "_backward" + suffix, t, (with_residual ? 4 : 3) * bytes, [&](int i) {
+          kernels::LayerNormBackward args{.dx = as_rows(at(out, i), width),
+                                          .dweight = dw.view(),
+                                          .dbias = db.view(),
+                                          .dy = as_rows(at(c, i), width),
+                                          .x = as_rows(at(a, i), width),
+                                          .weight = w.view(),
+                                          .mean = mean.view(),
+                                          .rstd = rstd.view()};
+          if (with_residual) args.dsum = as_rows(at(c, i + 1), width);
+          kernels::layer_norm_backward(stream(), args, {norm_scratch.data(), norm_scratch.bytes()});
+        });
+      }
     }
     (void)rows;
   }

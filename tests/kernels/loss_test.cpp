@@ -19,10 +19,12 @@ struct Case {
   float smoothing;
   bool with_ignored;
 };
-const Case kCases[] = {{0, 5, 0, false},      {1, 1, 0, false},      {3, 2, 0.1f, false},
-                       {17, 10, 0, true},     {128, 10, 0.1f, true}, {5, 33, 0, true},
-                       {3, 4097, 0.2f, true}, {2, 50257, 0, false},  {2, 50257, 0.1f, true},
-                       {5, 512, 0.1f, true},  {3, 1024, 0, true},    {4, 2048, 0.1f, true}};
+const Case kCases[] = {
+    {0, 5, 0, false},       {1, 1, 0, false},     {3, 2, 0.1f, false},   {17, 10, 0, true},
+    {128, 10, 0.1f, true},  {5, 33, 0, true},     {3, 4097, 0.2f, true}, {2, 50257, 0, false},
+    {2, 50257, 0.1f, true}, {5, 512, 0.1f, true}, {3, 1024, 0, true},    {4, 2048, 0.1f, true},
+    {6, 8, 0, true},        {3, 768, 0.1f, true}, {3, 1600, 0, false},   {3, 4096, 0, true},
+    {3, 8192, 0.1f, false}, {2, 32768, 0, true},  {3, 50304, 0, true},   {3, 50304, 0.1f, false}};
 constexpr std::int64_t kIgnore = -100;
 
 struct Problem {

@@ -17,10 +17,14 @@ constexpr double kEps = 1e-5;
 struct Rows {
   std::int64_t n, c;
 };
-// The last two lines are the widths at which the CUDA kernels change how a row is divided.
-const Rows kRows[] = {{0, 8},    {1, 1},    {3, 2},     {5, 7},    {2, 16},   {7, 33},
-                      {70, 64},  {33, 100}, {300, 257}, {3, 5001}, {9, 256},  {6, 768},
-                      {5, 1024}, {3, 1600}, {2, 4096},  {2, 8192}, {2, 10000}};
+// The last lines are the widths at which the CUDA kernels change how a row is divided: among lanes,
+// by the number of vectors a thread holds, among warps, and too long for that.
+const Rows kRows[] = {{0, 8},    {1, 1},    {3, 2},    {5, 7},     {6, 8},     {2, 16},
+                      {7, 33},   {70, 64},  {33, 100}, {300, 257}, {9, 256},   {5, 384},
+                      {5, 512},  {6, 768},  {5, 1024}, {3, 1200},  {3, 1600},  {2, 4096},
+                      {3, 4100}, {3, 5001}, {2, 8192}, {2, 10000}, {2, 32768}, {1, 50304}};
+/// More rows than the CUDA kernels work on at once: threads of a resident grid take several.
+const Rows kManyRows[] = {{300000, 4}, {2500, 768}, {600, 4096}};
 
 struct Reference {
   Values y, mean, rstd, normalised;
@@ -236,6 +240,86 @@ TEST(LayerNorm, BackwardMatchesFloat64) {
   });
 }
 
+TEST(LayerNorm, ManyRowsMatchFloat64) {
+  on_each_device([](Device d) {
+    for (Dtype dtype : {Dtype::f32, Dtype::bf16}) {
+      for (const Rows& r : kManyRows) {
+        SCOPED_TRACE(::testing::Message() << name_of(dtype) << " " << r.n << "x" << r.c);
+        run_forward(d, dtype, Dtype::f32, r, true);
+        run_backward(d, dtype, r, true, true, 0);
+      }
+    }
+  });
+}
+
+/// Copies of `values` one element past a 16-byte boundary, where vectors cannot be used.
+struct Misaligned {
+  Buffer buffer;
+  std::int64_t n, c;
+  Misaligned(Device d, Dtype dtype, const Rows& r, Values values)
+      : buffer(d, dtype, {r.n * r.c + 1}, padded(std::move(values), r)), n(r.n), c(r.c) {}
+  static Values padded(Values values, const Rows& r) {
+    values.resize(static_cast<std::size_t>(r.n * r.c));
+    values.insert(values.begin(), 0.0);
+    return values;
+  }
+  View view() const {
+    View v = buffer.view();
+    v.data = static_cast<char*>(v.data) + size_of(v.dtype);
+    v.sizes = {n, c};
+    v.strides = {c, 1};
+    return v;
+  }
+  Values get() {
+    Values values = buffer.get();
+    values.erase(values.begin());
+    return values;
+  }
+};
+
+TEST(LayerNorm, MisalignedRowsMatchAlignedOnes) {
+  on_each_device([](Device d) {
+    for (Dtype dtype : kFloatingDtypes) {
+      for (const Rows& r :
+           {Rows{6, 8}, Rows{5, 768}, Rows{3, 1600}, Rows{2, 4096}, Rows{2, 8192}}) {
+        SCOPED_TRACE(::testing::Message() << name_of(dtype) << " " << r.n << "x" << r.c);
+        const Values x = normals(dtype, r.n * r.c, 1), dy = normals(dtype, r.n * r.c, 2);
+        const Dtype stats = compute_dtype(dtype);
+        const Reference f(x, {}, {}, r);
+        const BackwardReference want(f, dy, {}, {}, r);
+        Misaligned in(d, dtype, r, x), g(d, dtype, r, dy), out(d, dtype, r, {}),
+            dx(d, dtype, r, {});
+        Buffer mean(d, stats, {r.n}), rstd(d, stats, {r.n});
+        LayerNormForward args;
+        args.y = out.view();
+        args.mean = mean.view();
+        args.rstd = rstd.view();
+        args.x = in.view();
+        args.eps = kEps;
+        layer_norm_forward(Stream::current(d), args);
+        LayerNormBackward backward;
+        backward.dx = dx.view();
+        backward.dy = g.view();
+        backward.x = in.view();
+        backward.mean = mean.view();
+        backward.rstd = rstd.view();
+        layer_norm_backward(Stream::current(d), backward, {});
+        const double u = compute_roundoff(dtype) * sum_roundings(r.c);
+        Values bound(x.size());
+        for (std::size_t i = 0; i < bound.size(); ++i)
+          bound[i] = 16 * u * (1 + std::abs(f.y[i])) + unit_roundoff(dtype) * std::abs(f.y[i]);
+        expect_close(out.get(), f.y, bound);
+        for (std::size_t i = 0; i < bound.size(); ++i)
+          bound[i] = 8 * u * want.dx_size[i] + unit_roundoff(dtype) * std::abs(want.dx[i]) +
+                     (dtype == Dtype::f16 ? 0x1p-25 : 0);
+        expect_close(dx.get(), want.dx, bound);
+        out.buffer.check_guards();
+        dx.buffer.check_guards();
+      }
+    }
+  });
+}
+
 TEST(LayerNorm, LargeMeanKeepsItsDigits) {  // case 20
   on_each_device([](Device d) {
     const struct { double mean, first; } cases[] = {{1000, -1.3415}, {10000, -1.3313}};
@@ -257,6 +341,45 @@ TEST(LayerNorm, LargeMeanKeepsItsDigits) {  // case 20
       const double mean_rounding = c.mean * 0x1p-24;
       const double bound = d.is_cpu() ? 1e-5 : 2 * mean_rounding * want.rstd[0] + 1e-4;
       expect_close(out.get(), want.y, bound, 0);
+    }
+  });
+}
+
+TEST(LayerNorm, LargeMeanOfLongRowsKeepsItsDigits) {  // case 20, for each division of a row
+  on_each_device([](Device d) {
+    for (const std::int64_t c : {33, 768, 1600, 4096, 16384}) {
+      SCOPED_TRACE(c);
+      const Rows r{3, c};
+      const Values x = normals(Dtype::f32, r.n * r.c, 1, 1e-2, 1e4),
+                   dy = normals(Dtype::f32, r.n * r.c, 2);
+      const Reference f(x, {}, {}, r);
+      const BackwardReference want(f, dy, {}, {}, r);
+      Buffer in(d, Dtype::f32, {r.n, r.c}, x), out(d, Dtype::f32, {r.n, r.c});
+      Buffer g(d, Dtype::f32, {r.n, r.c}, dy), dx(d, Dtype::f32, {r.n, r.c});
+      Buffer mean(d, Dtype::f32, {r.n}), rstd(d, Dtype::f32, {r.n});
+      LayerNormForward args;
+      args.y = out.view();
+      args.mean = mean.view();
+      args.rstd = rstd.view();
+      args.x = in.view();
+      args.eps = kEps;
+      layer_norm_forward(Stream::current(d), args);
+      // E[x^2] - E[x]^2 in float would be off by about 8, eighty thousand times the variance.
+      const double u = 0x1p-24 * sum_roundings(c);
+      expect_close(rstd.get(), f.rstd, 0, 16 * u);
+      expect_close(out.get(), f.y, 32 * u, 16 * u);
+      if (d.is_cpu()) continue;  // its backward takes the mean as saved
+      LayerNormBackward backward;
+      backward.dx = dx.view();
+      backward.dy = g.view();
+      backward.x = in.view();
+      backward.mean = mean.view();
+      backward.rstd = rstd.view();
+      layer_norm_backward(Stream::current(d), backward, {});
+      Values bound(x.size());
+      for (std::size_t i = 0; i < bound.size(); ++i)
+        bound[i] = 32 * u * f.rstd[0] * (1 + std::abs(dy[i])) * (1 + std::abs(f.y[i]));
+      expect_close(dx.get(), want.dx, bound);
     }
   });
 }
@@ -315,33 +438,34 @@ TEST(LayerNorm, ConstantRowGivesBias) {
 TEST(LayerNorm, RunsAndThreadCountsAreBitEqual) {
   const int threads = num_threads();
   on_each_device([](Device d) {
-    const Rows r{777, 130};
-    const Values x = normals(Dtype::f32, r.n * r.c, 1), dy = normals(Dtype::f32, r.n * r.c, 2);
-    const Reference f(x, {}, {}, r);
-    Values first_dx, first_dw, first_db;
-    for (int n : {1, 2, 3, 3}) {
-      set_num_threads(n);
-      Buffer in(d, Dtype::f32, {r.n, r.c}, x), g(d, Dtype::f32, {r.n, r.c}, dy);
-      Buffer dx(d, Dtype::f32, {r.n, r.c}), dw(d, Dtype::f32, {r.c}), db(d, Dtype::f32, {r.c});
-      Buffer mean(d, Dtype::f32, {r.n}, f.mean), rstd(d, Dtype::f32, {r.n}, f.rstd);
-      LayerNormBackward args;
-      args.dx = dx.view();
-      args.dweight = dw.view();
-      args.dbias = db.view();
-      args.dy = g.view();
-      args.x = in.view();
-      args.mean = mean.view();
-      args.rstd = rstd.view();
-      const TestWorkspace workspace(d, layer_norm_backward_workspace_bytes(d, r.n, r.c));
-      layer_norm_backward(Stream::current(d), args, workspace);
-      if (first_dx.empty()) {
-        first_dx = dx.get();
-        first_dw = dw.get();
-        first_db = db.get();
+    for (const Rows& r : {Rows{777, 130}, Rows{777, 768}}) {
+      const Values x = normals(Dtype::f32, r.n * r.c, 1), dy = normals(Dtype::f32, r.n * r.c, 2);
+      const Reference f(x, {}, {}, r);
+      Values first_dx, first_dw, first_db;
+      for (int n : {1, 2, 3, 3}) {
+        set_num_threads(n);
+        Buffer in(d, Dtype::f32, {r.n, r.c}, x), g(d, Dtype::f32, {r.n, r.c}, dy);
+        Buffer dx(d, Dtype::f32, {r.n, r.c}), dw(d, Dtype::f32, {r.c}), db(d, Dtype::f32, {r.c});
+        Buffer mean(d, Dtype::f32, {r.n}, f.mean), rstd(d, Dtype::f32, {r.n}, f.rstd);
+        LayerNormBackward args;
+        args.dx = dx.view();
+        args.dweight = dw.view();
+        args.dbias = db.view();
+        args.dy = g.view();
+        args.x = in.view();
+        args.mean = mean.view();
+        args.rstd = rstd.view();
+        const TestWorkspace workspace(d, layer_norm_backward_workspace_bytes(d, r.n, r.c));
+        layer_norm_backward(Stream::current(d), args, workspace);
+        if (first_dx.empty()) {
+          first_dx = dx.get();
+          first_dw = dw.get();
+          first_db = db.get();
+        }
+        expect_same(dx.get(), first_dx);
+        expect_same(dw.get(), first_dw);
+        expect_same(db.get(), first_db);
       }
-      expect_same(dx.get(), first_dx);
-      expect_same(dw.get(), first_dw);
-      expect_same(db.get(), first_db);
     }
   });
   set_num_threads(threads);

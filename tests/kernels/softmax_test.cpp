@@ -15,9 +15,10 @@ struct Rows {
   std::int64_t n, c;
 };
 // The last line are the widths at which the CUDA kernels change how a row is divided.
-const Rows kRows[] = {{0, 5},   {3, 0},   {1, 1},    {4, 1},    {3, 2},     {5, 7},
-                      {2, 16},  {7, 33},  {33, 100}, {2, 4097}, {2, 50257}, {129, 64},
-                      {5, 256}, {3, 512}, {3, 1000}, {3, 1024}, {2, 1028},  {2, 8192}};
+const Rows kRows[] = {{0, 5},    {3, 0},    {1, 1},     {4, 1},     {3, 2},    {5, 7},   {2, 16},
+                      {7, 33},   {33, 100}, {2, 4097},  {2, 50257}, {129, 64}, {5, 256}, {3, 512},
+                      {3, 1000}, {3, 1024}, {2, 1028},  {2, 8192},  {6, 8},    {3, 768}, {3, 1600},
+                      {2, 4096}, {3, 4100}, {3, 32768}, {2, 32771}};
 
 Values reference_forward(bool log, const Values& x, const Rows& r) {
   Values y(x.size());
