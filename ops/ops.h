@@ -170,6 +170,31 @@ AddLayerNormResult add_layer_norm(const Tensor& x, const Tensor& residual,
                                   const Tensor& weight = {}, const Tensor& bias = {},
                                   double eps = 1e-5);
 
+// ---- attention (ops/attention.cpp) -------------------------------------------------------------
+struct AttentionOptions {
+  bool causal = false;  // query t attends to keys s <= t, also where T != S
+  /// Broadcastable to (B, H, T, S): bool (true: attend) or floating (added; -inf masks). It must
+  /// not require a gradient. A query that may attend to no key gives 0 and sends no gradient.
+  Tensor mask = {};
+  double scale = 0;    // 0: 1 / sqrt(D)
+  double dropout = 0;  // of the probabilities
+};
+/// softmax(scale q k^T + mask) v (Vaswani et al., 2017): q (B, H, T, D), k and v (B, G, S, D) with
+/// H a multiple of G (grouped queries) -> (B, H, T, D), laid out (B, T, H, D), so that transposing
+/// and reshaping to (B, T, H D) is a view. Memory grows with T, not with T S.
+Tensor scaled_dot_product_attention(const Tensor& q, const Tensor& k, const Tensor& v,
+                                    const AttentionOptions& options = {});
+struct SelfAttentionOptions {
+  std::int64_t heads = 1, kv_heads = 0;  // kv_heads 0: as many as heads
+  bool causal = true;
+  double scale = 0, dropout = 0;
+};
+/// Attention that reads queries, keys and values in place from one projection: qkv (B, T, (heads +
+/// 2 kv_heads) D), [query heads | key heads | value heads] -> (B, T, heads D). Its gradient is one
+/// packed tensor.
+///   Tensor y = self_attention(linear(x, w_qkv), {.heads = 12});
+Tensor self_attention(const Tensor& qkv, const SelfAttentionOptions& options);
+
 // ---- random (ops/random.cpp) -------------------------------------------------------------------
 /// Zeroes each element with probability p, scales the rest by 1 / (1 - p); x itself if not
 /// training.

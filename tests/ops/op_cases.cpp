@@ -1032,6 +1032,131 @@ void add_cases<OpId::dropout>(
                   .exact = true});
 }
 
+// ---- attention
+// -----------------------------------------------------------------------------------------------
+
+struct AttentionShape {
+  std::int64_t b, h, g, t, s, d;
+  Shape q() const { return {b, h, t, d}; }
+  Shape k() const { return {b, g, s, d}; }
+};
+/// mask: null, or added to the scores (-inf masks), broadcast to (B, H, T, S).
+Array attention(const Array& q, const Array& k, const Array& v, const Array* mask, bool causal,
+                double scale) {
+  const Shape &n = q.shape, &m = k.shape;
+  const std::int64_t s_count = m[2], d = n[3], per_group = n[1] / m[1];
+  Array y(n);
+  for_each_position({n[0], n[1], n[2]}, [&](const Shape& at) {
+    const std::int64_t row = ((at[0] * n[1] + at[1]) * n[2] + at[2]) * d;
+    const std::int64_t head = (at[0] * m[1] + at[1] / per_group) * s_count * d;
+    const std::int64_t visible = causal ? std::min(s_count, at[2] + 1) : s_count;
+    std::vector<double> p(static_cast<std::size_t>(visible));
+    double top = -INFINITY, sum = 0;
+    for (std::int64_t s = 0; s < visible; ++s) {
+      double score = 0;
+      for (std::int64_t i = 0; i < d; ++i) score += q[row + i] * k[head + s * d + i] * scale;
+      if (mask) score += (*mask)[index_of(mask->shape, {at[0], at[1], at[2], s})];
+      p[static_cast<std::size_t>(s)] = score;
+      top = std::max(top, score);
+    }
+    if (top == -INFINITY) return;
+    for (double& x : p) sum += x = std::exp(x - top);
+    for (std::int64_t s = 0; s < visible; ++s)
+      for (std::int64_t i = 0; i < d; ++i)
+        y[row + i] += p[static_cast<std::size_t>(s)] / sum * v[head + s * d + i];
+  });
+  return y;
+}
+void attention_case(List& list, const AttentionShape& s, bool causal, const Shape& mask,
+                    bool additive, double scale = 0) {
+  std::vector<Arg> args = {Arg::real(s.q()), Arg::real(s.k()), Arg::real(s.k())};
+  const bool masked = !mask.empty();
+  if (masked) {
+    args.push_back(additive ? Arg::real(mask) : Arg::boolean(mask));
+    args.back().differentiable = false;
+  }
+  list.push_back(
+      {.op = "scaled_dot_product_attention",
+       .variant = detail::concat(s.q(), "x", s.k(), causal ? " causal" : "",
+                                 !masked    ? ""
+                                 : additive ? " added mask "
+                                            : " bool mask ",
+                                 mask, " scale ", scale),
+       .args = args,
+       .run =
+           [=](const Args& x) {
+             return scaled_dot_product_attention(
+                 x[0], x[1], x[2],
+                 {.causal = causal, .mask = masked ? x[3] : Tensor(), .scale = scale});
+           },
+       .reference =
+           [=](const Arrays& x) {
+             Array added;
+             if (masked)
+               added = additive ? x[3] : map(x[3], [](double v) { return v != 0 ? 0 : -INFINITY; });
+             return attention(x[0], x[1], x[2], masked ? &added : nullptr, causal,
+                              scale != 0 ? scale : 1 / std::sqrt(static_cast<double>(s.d)));
+           },
+       .cast = Cast::low,
+       .length = s.d + s.s,
+       .second_order = false,
+       .intermediate_roundings = 2,
+       .ulps = 64});
+}
+template <>
+void add_cases<OpId::scaled_dot_product_attention>(List& list) {
+  for (const bool causal : {false, true}) {
+    attention_case(list, {2, 2, 2, 7, 7, 8}, causal, {}, false);
+    attention_case(list, {1, 4, 2, 5, 9, 16}, causal, {}, false);           // grouped, T < S
+    attention_case(list, {1, 2, 1, 70, 33, 10}, causal, {}, false);         // T > S, a padded tile
+    attention_case(list, {1, 1, 1, 150, 150, 24}, causal, {}, false, 0.3);  // several key blocks
+    attention_case(list, {2, 2, 1, 5, 6, 8}, causal, {5, 6}, false);
+    attention_case(list, {2, 2, 1, 5, 6, 8}, causal, {2, 1, 1, 6}, false);
+    attention_case(list, {1, 2, 2, 4, 5, 8}, causal, {1, 2, 4, 5}, true);
+  }
+  attention_case(list, {0, 2, 2, 4, 4, 8}, false, {}, false);
+  attention_case(list, {2, 2, 2, 0, 4, 8}, false, {}, false);
+  attention_case(list, {1, 2, 2, 3, 0, 8}, false, {}, false);  // no key: 0
+}
+template <>
+void add_cases<OpId::self_attention>(List& list) {
+  for (const bool causal : {true, false}) {
+    for (const AttentionShape& s : std::vector<AttentionShape>{
+             {2, 2, 2, 6, 6, 8}, {1, 4, 2, 9, 9, 8}, {2, 3, 1, 5, 5, 5}, {1, 2, 2, 130, 130, 16}}) {
+      const std::int64_t parts = s.h + 2 * s.g;
+      list.push_back(
+          {.op = "self_attention",
+           .variant = detail::concat(s.q(), "x", s.k(), causal ? " causal" : ""),
+           .args = {Arg::real({s.b, s.t, parts * s.d})},
+           .run =
+               [=](const Args& x) {
+                 return self_attention(x[0], {.heads = s.h, .kv_heads = s.g, .causal = causal});
+               },
+           .reference =
+               [=](const Arrays& x) {
+                 Array q(s.q()), k(s.k()), v(s.k());
+                 const auto take = [&](Array& to, std::int64_t first) {
+                   std::int64_t i = 0;
+                   for_each_position(to.shape, [&](const Shape& at) {
+                     to[i++] = x[0][((at[0] * s.t + at[2]) * parts + first + at[1]) * s.d + at[3]];
+                   });
+                 };
+                 take(q, 0);
+                 take(k, s.h);
+                 take(v, s.h + s.g);
+                 const Array y =
+                     attention(q, k, v, nullptr, causal, 1 / std::sqrt(static_cast<double>(s.d)));
+                 return reshaped(permuted(y, {0, 2, 1, 3}), {s.b, s.t, s.h * s.d});
+               },
+           .cast = Cast::low,
+           .length = s.d + s.s,
+           .second_order = false,
+           .intermediate_roundings = 2,
+           .ulps = 64});
+    }
+  }
+}
+
 // ---- convolution and pooling
 // -------------------------------------------------------------------------------
 
