@@ -20,6 +20,8 @@ set(THREADS_PREFER_PTHREAD_FLAG ON)
 find_package(Threads REQUIRED)
 find_package(ZLIB REQUIRED)
 find_package(Eigen3 3.4 REQUIRED NO_MODULE)
+find_package(nlohmann_json 3.9 REQUIRED)
+find_package(PCRE2 10.34 REQUIRED)
 
 include(MixtapeCuda)
 

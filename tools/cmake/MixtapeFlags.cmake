@@ -79,7 +79,8 @@ function(mixtape_configure_library)
     "$<BUILD_INTERFACE:${PROJECT_SOURCE_DIR}/engine/public>"
     "$<INSTALL_INTERFACE:include/mixtape>")
   target_link_libraries(mixtape PRIVATE "$<BUILD_INTERFACE:mixtape_flags>"
-    "$<BUILD_INTERFACE:Eigen3::Eigen>" Threads::Threads ZLIB::ZLIB)
+    "$<BUILD_INTERFACE:Eigen3::Eigen>" "$<BUILD_INTERFACE:nlohmann_json::nlohmann_json>"
+    Threads::Threads ZLIB::ZLIB PCRE2::pcre2-8)
   if(MIXTAPE_WITH_CUDA)
     # A shared Mixtape and its users must see one CUDA runtime: its last error is per copy.
     if(BUILD_SHARED_LIBS)

@@ -17,7 +17,8 @@ endif()
 message(STATUS "")
 message(STATUS "Mixtape ${PROJECT_VERSION}: ${CMAKE_CXX_COMPILER_ID} ${CMAKE_CXX_COMPILER_VERSION}, "
                "${build_type}, ${arch_options}")
-message(STATUS "  CPU         yes  Eigen ${Eigen3_VERSION}, zlib ${ZLIB_VERSION_STRING}")
+message(STATUS "  CPU         yes  Eigen ${Eigen3_VERSION}, zlib ${ZLIB_VERSION_STRING}, "
+               "nlohmann-json ${nlohmann_json_VERSION}, PCRE2 ${PCRE2_VERSION}")
 mixtape_summary_line(oneDNN ${MIXTAPE_WITH_ONEDNN} "${MIXTAPE_NOTE_ONEDNN}"
   "CPU convolution and 16-bit products run on Eigen, slower")
 mixtape_summary_line(CUDA ${MIXTAPE_WITH_CUDA} "${MIXTAPE_NOTE_CUDA}"
