@@ -2,6 +2,7 @@
 
 #include <atomic>
 #include <cstring>
+#include <set>
 
 #include "engine/device_error.h"
 #include "engine/grad_mode.h"
@@ -42,6 +43,14 @@ void Optimizer::step(const StepControl& control) {
       "step: this optimizer has no step(const StepControl&), which a skipped or scaled step needs; "
       "override it, or set GradScalerOptions::allow_sync");
   step();
+}
+
+State Optimizer::state_dict() const {
+  MT_THROW("state_dict: this optimizer has none; override state_dict() and load_state_dict()");
+}
+
+void Optimizer::load_state_dict(const State&) {
+  MT_THROW("load_state_dict: this optimizer has none; override state_dict() and load_state_dict()");
 }
 
 void Optimizer::zero_grad() {
@@ -212,10 +221,13 @@ void FusedOptimizer::step_group(Group& g, const kernels::StepScalars& step) {
 
 std::vector<std::pair<std::string, Tensor>> FusedOptimizer::named_state() const {
   std::vector<std::pair<std::string, Tensor>> all;
+  std::set<std::string> taken;
   for (std::size_t gi = 0; gi < groups_.size(); ++gi) {
     const Group& g = groups_[gi];
     for (std::size_t i = 0; i < g.parameters.size(); ++i) {
-      const std::string name = parameter_name(g.parameters[i], gi, i);
+      std::string name = parameter_name(g.parameters[i], gi, i);
+      // Parameters of two models may share a name; the position tells them apart.
+      if (!taken.insert(name).second) name = detail::concat("group", gi, ".", i, ".", name);
       for (int s = 0; s < state_count_; ++s)
         all.emplace_back(name + "." + state_names_[s], g.state[s][i]);
       if (g.masters[i]) all.emplace_back(name + ".master", g.masters[i]);

@@ -40,6 +40,10 @@ class Optimizer {
   virtual void step(const StepControl& control);
   virtual bool accepts_step_control() const { return false; }
   virtual std::vector<Tensor> parameters() const = 0;
+  /// All that the next step depends on besides parameters and gradients. The defaults throw: an
+  /// optimizer written without them cannot be put into a checkpoint.
+  virtual State state_dict() const;
+  virtual void load_state_dict(const State& state);
   /// 'No gradient' for every parameter: the next backward overwrites.
   void zero_grad();
   /// Distinguishes optimizers for GradScaler, also after one is destroyed.
@@ -67,10 +71,10 @@ class FusedOptimizer : public Optimizer {
   void set_lr(std::size_t group, float lr);
 
   /// Moments, master weights, step counts and hyper-parameters by parameter name (or index).
-  State state_dict() const;
+  State state_dict() const override;
   /// Copies state back bit for bit; throws, before changing anything, on missing names, shapes or
   /// dtypes.
-  void load_state_dict(const State& state);
+  void load_state_dict(const State& state) override;
 
  protected:
   using Scalars = kernels::OptimizerScalars;
