@@ -3,9 +3,7 @@
 #include <system_error>
 
 namespace mixtape::io {
-namespace {
 
-// Length of the well-formed sequence at text[i], or minus the length of the ill-formed part.
 int utf8_sequence(std::string_view text, std::size_t i) {
   const auto byte = [&](std::size_t k) {
     return i + k < text.size() ? static_cast<unsigned char>(text[i + k]) : 0u;
@@ -26,8 +24,6 @@ int utf8_sequence(std::string_view text, std::size_t i) {
   }
   return length;
 }
-
-}  // namespace
 
 std::string errno_text(int error) { return std::generic_category().message(error); }
 
