@@ -106,6 +106,38 @@ default_preset() {
   fi
 }
 
+has_cudnn() {
+  local folder
+  for folder in "${CUDNN_ROOT:-/nonexistent}" /usr/local/cuda /usr /usr/local; do
+    if [ -e "$folder/include/cudnn.h" ] || [ -e "$folder/include/x86_64-linux-gnu/cudnn.h" ]; then
+      return 0
+    fi
+  done
+  return 1
+}
+
+# The cuDNN frontend's headers exist only in a Python wheel; it goes into the repository's .venv.
+install_cudnn_frontend() {
+  local wheel="$MIXTAPE_ROOT/.venv/lib/python3*/site-packages/include/cudnn_frontend.h"
+  compgen -G "$wheel" >/dev/null && return 0
+  if python3 -c "import importlib.metadata as m; m.version('nvidia-cudnn-frontend')" 2>/dev/null; then
+    return 0
+  fi
+  if [ "$MIXTAPE_INSTALL" -eq 0 ]; then
+    say "Not installed (--no-install): the Python wheel nvidia-cudnn-frontend"
+    return 0
+  fi
+  install_packages python3 python3-venv
+  say "Installing the cuDNN frontend headers into .venv"
+  # The system's python3: a version manager's may lack ensurepip.
+  local python=/usr/bin/python3
+  [ -x "$python" ] || python=python3
+  if ! "$python" -m venv "$MIXTAPE_ROOT/.venv" ||
+    ! "$MIXTAPE_ROOT/.venv/bin/pip" install -q nvidia-cudnn-frontend; then
+    say "No cuDNN frontend: attention on the GPU will run on slower kernels"
+  fi
+}
+
 # --- build --------------------------------------------------------------------------------------
 
 # configure PRESET [cmake arguments]: build/PRESET.
@@ -115,7 +147,11 @@ configure() {
   command -v cmake >/dev/null || die "cmake is not installed"
   command -v ninja >/dev/null || die "ninja is not installed"
   if [ "$preset" = cuda ] || [ "$preset" = ci ]; then
-    find_nvcc || [ "$preset" = ci ] || die "the cuda preset needs nvcc; use --preset cpu"
+    if find_nvcc; then
+      if has_cudnn; then install_cudnn_frontend; fi
+    elif [ "$preset" = cuda ]; then
+      die "the cuda preset needs nvcc; use --preset cpu"
+    fi
   fi
   say "Configuring build/$preset"
   (cd "$MIXTAPE_ROOT" && cmake --preset "$preset" "$@")

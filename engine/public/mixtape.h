@@ -12,6 +12,7 @@
 #include "engine/op.h"
 #include "engine/tensor.h"
 #include "engine/thread_pool.h"
+#include "nn/attention.h"
 #include "nn/init.h"
 #include "nn/layers.h"
 #include "nn/module.h"

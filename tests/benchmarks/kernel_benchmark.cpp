@@ -2,7 +2,7 @@
 // byte counted once), TFLOP/s for matrix products. Operands rotate among several sets that together
 // exceed the caches. Prints one JSON line a kernel.
 //
-//   kernel_benchmark [memory|matmul]
+//   kernel_benchmark [memory|matmul|attention]
 #include <algorithm>
 #include <cstdio>
 #include <cstring>
@@ -14,6 +14,7 @@
 #include "engine/grad_mode.h"
 #include "engine/op.h"
 #include "engine/transfer.h"
+#include "kernels/attention.h"
 #include "kernels/elementwise.h"
 #include "kernels/loss.h"
 #include "kernels/matmul.h"
@@ -282,6 +283,68 @@ void matmul_kernels() {
   }
 }
 
+/// Causal self-attention over one packed projection, forward and backward, of both backends.
+void attention_kernels() {
+  struct S {
+    std::int64_t b, h, t, d;
+    Dtype dtype;
+    kernels::AttentionBackend backend;
+  };
+  constexpr auto kAuto = kernels::AttentionBackend::automatic;
+  constexpr auto kOwn = kernels::AttentionBackend::own;
+  for (const S& s : std::vector<S>{{32, 12, 1024, 64, Dtype::bf16, kAuto},
+                                   {4, 12, 1024, 64, Dtype::bf16, kAuto},
+                                   {16, 25, 1024, 64, Dtype::bf16, kAuto},
+                                   {32, 12, 1024, 64, Dtype::f16, kAuto},
+                                   {4, 12, 1024, 64, Dtype::bf16, kOwn},
+                                   {4, 12, 1024, 64, Dtype::f32, kOwn}}) {
+    kernels::set_attention_backend(s.backend);
+    const Shape packed = {s.b, s.t, 3 * s.h * s.d}, plain = {s.b, s.t, s.h * s.d};
+    const TensorOptions options{.dtype = s.dtype, .device = kDevice};
+    const Tensor qkv = randn(packed, options), d = empty(packed, options),
+                 out = empty(plain, options), dout = randn(plain, options),
+                 lse = empty({s.b, s.h, s.t}, {.device = kDevice});
+    const auto heads = [&](const Tensor& t, std::int64_t part) {
+      View v = t.view();
+      v.data = static_cast<char*>(v.data) +
+               part * s.h * s.d * static_cast<std::int64_t>(size_of(s.dtype));
+      v.strides = {v.stride(0), s.d, v.stride(1), 1};
+      v.sizes = {s.b, s.h, s.t, s.d};
+      return v;
+    };
+    const kernels::AttentionArgs args{
+        .q = heads(qkv, 0), .k = heads(qkv, 1), .v = heads(qkv, 2), .causal = true, .scale = 0.125};
+    const kernels::AttentionForward forward{.out = heads(out, 0), .lse = lse.view(), .args = args};
+    const kernels::AttentionBackward backward{.dq = heads(d, 0),
+                                              .dk = heads(d, 1),
+                                              .dv = heads(d, 2),
+                                              .dout = heads(dout, 0),
+                                              .out = heads(out, 0),
+                                              .lse = lse.view(),
+                                              .args = args};
+    const Scratch f(kernels::attention_forward_workspace_bytes(stream(), forward), kDevice),
+        b(kernels::attention_backward_workspace_bytes(stream(), backward), kDevice);
+    const double forward_ms = median_ms([&](int) {
+      kernels::attention_forward(stream(), forward, {f.data(), f.bytes()});
+    });
+    const double backward_ms = median_ms([&](int) {
+      kernels::attention_backward(stream(), backward, {b.data(), b.bytes()});
+    });
+    // Half of the T x T products are needed; forward has two of them, backward five.
+    const double product = static_cast<double>(s.b * s.h * s.t * s.t * s.d);
+    std::printf(
+        "{\"bench\": \"attention\", \"engine\": \"%s\", \"dtype\": \"%s\", \"b\": %lld, \"h\": "
+        "%lld, \"t\": %lld, \"d\": %lld, \"forward_ms\": %.4f, \"backward_ms\": %.4f, "
+        "\"forward_tflops\": %.1f, \"backward_tflops\": %.1f}\n",
+        kernels::attention_choice(args).c_str(), std::string(name_of(s.dtype)).c_str(),
+        static_cast<long long>(s.b), static_cast<long long>(s.h), static_cast<long long>(s.t),
+        static_cast<long long>(s.d), forward_ms, backward_ms, 2e-9 * product / forward_ms,
+        5e-9 * product / backward_ms);
+    std::fflush(stdout);
+  }
+  kernels::set_attention_backend(kAuto);
+}
+
 }  // namespace
 }  // namespace mixtape
 
@@ -290,7 +353,9 @@ int main(int argc, char** argv) {
     return std::fprintf(stderr, "kernel_benchmark: needs a CUDA device\n"), 1;
   const mixtape::NoGrad no_grad;
   const std::string only = argc > 1 ? argv[1] : "";
-  if (only != "matmul") mixtape::memory_kernels();
-  if (only != "memory") mixtape::matmul_kernels();
+  const auto wanted = [&](const char* part) { return only.empty() || only == part; };
+  if (wanted("memory")) mixtape::memory_kernels();
+  if (wanted("matmul")) mixtape::matmul_kernels();
+  if (wanted("attention")) mixtape::attention_kernels();
   return 0;
 }

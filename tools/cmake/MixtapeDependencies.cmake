@@ -1,7 +1,8 @@
 # Finds what the build can use and says why it goes without the rest.
 #
 # For each optional dependency D this sets MIXTAPE_WITH_D and MIXTAPE_NOTE_D, one line for the
-# summary. The five WITH flags become compile definitions of the library and its tests.
+# summary. The WITH flags become compile definitions of the library and its tests, but for
+# CUDNN_FRONTEND, which only two files of the library see.
 
 # Sets MIXTAPE_WITH_<name> from what was found; missing although demanded is an error.
 macro(mixtape_decide name found note)
@@ -35,6 +36,20 @@ else()
     mixtape_decide(CUDNN FALSE "cudnn.h 9 or libcudnn not found (set CUDNN_ROOT)")
   else()
     mixtape_decide(CUDNN TRUE "${CUDNN_VERSION}")
+  endif()
+endif()
+
+if(NOT MIXTAPE_CUDNN_FRONTEND)
+  mixtape_decide(CUDNN_FRONTEND FALSE "turned off by MIXTAPE_CUDNN_FRONTEND=OFF")
+elseif(NOT MIXTAPE_WITH_CUDNN)
+  mixtape_decide(CUDNN_FRONTEND FALSE "needs cuDNN")
+else()
+  find_package(CUDNNFrontend 1.12 QUIET)
+  if(CUDNNFrontend_FOUND)
+    mixtape_decide(CUDNN_FRONTEND TRUE "${CUDNNFrontend_VERSION}")
+  else()
+    mixtape_decide(CUDNN_FRONTEND FALSE
+      "cudnn_frontend.h 1.12 not found (pip: nvidia-cudnn-frontend; MIXTAPE_CUDNN_FRONTEND_DIR)")
   endif()
 endif()
 

@@ -10,7 +10,8 @@ function(mixtape_dependency_option name what)
 endfunction()
 
 mixtape_dependency_option(MIXTAPE_CUDA "CUDA backend (nvcc, cuBLASLt)")
-mixtape_dependency_option(MIXTAPE_CUDNN "cuDNN for convolution, pooling and attention on CUDA")
+mixtape_dependency_option(MIXTAPE_CUDNN "cuDNN for convolution on CUDA")
+mixtape_dependency_option(MIXTAPE_CUDNN_FRONTEND "cuDNN's C++ frontend for fused attention on CUDA")
 mixtape_dependency_option(MIXTAPE_NCCL "NCCL for data-parallel training on CUDA")
 mixtape_dependency_option(MIXTAPE_MPI "MPI to launch data-parallel training")
 mixtape_dependency_option(MIXTAPE_ONEDNN "oneDNN for convolution and 16-bit products on the CPU")
@@ -25,6 +26,8 @@ option(MIXTAPE_BUILD_BENCHMARKS "Build the benchmarks" ${PROJECT_IS_TOP_LEVEL})
 option(MIXTAPE_INSTALL "Generate the install step" ${PROJECT_IS_TOP_LEVEL})
 set(MIXTAPE_SANITIZE "" CACHE STRING "Sanitizers: empty, 'address+undefined' or 'thread'")
 set_property(CACHE MIXTAPE_SANITIZE PROPERTY STRINGS "" "address+undefined" "thread")
+set(MIXTAPE_CUDNN_FRONTEND_DIR "" CACHE PATH
+    "Folder with cudnn_frontend.h (the include folder of the Python wheel nvidia-cudnn-frontend)")
 
 if(NOT MIXTAPE_SANITIZE MATCHES "^(address\\+undefined|thread)?$")
   message(FATAL_ERROR "MIXTAPE_SANITIZE is '${MIXTAPE_SANITIZE}'; expected nothing, "

@@ -25,6 +25,8 @@ mixtape_summary_line(CUDA ${MIXTAPE_WITH_CUDA} "${MIXTAPE_NOTE_CUDA}"
   "no GPU: tensors live on the CPU, and Device::cuda() throws")
 mixtape_summary_line(cuDNN ${MIXTAPE_WITH_CUDNN} "${MIXTAPE_NOTE_CUDNN}"
   "convolution throws on CUDA tensors")
+mixtape_summary_line("  frontend" ${MIXTAPE_WITH_CUDNN_FRONTEND} "${MIXTAPE_NOTE_CUDNN_FRONTEND}"
+  "attention on CUDA runs on our own kernels, slower in 16 bits")
 mixtape_summary_line(NCCL ${MIXTAPE_WITH_NCCL} "${MIXTAPE_NOTE_NCCL}"
   "no data-parallel training over several GPUs")
 mixtape_summary_line(MPI ${MIXTAPE_WITH_MPI} "${MIXTAPE_NOTE_MPI}"
