@@ -11,6 +11,7 @@
 // The saved mean is rounded; xh's own mean is what the rounding took away and is subtracted.
 #include <algorithm>
 
+#include "kernels/cuda/row_walk.cuh"
 #include "kernels/cuda/rows.cuh"
 #include "kernels/norm.h"
 

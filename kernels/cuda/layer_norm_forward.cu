@@ -9,6 +9,7 @@
 // rounding took away; so rows whose mean is a million times their deviation come out to full
 // precision. f64, mixed dtypes and unusual weights take a plain kernel. Reductions are trees of
 // fixed shape: deterministic.
+#include "kernels/cuda/row_walk.cuh"
 #include "kernels/cuda/rows.cuh"
 #include "kernels/norm.h"
 

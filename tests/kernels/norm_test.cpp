@@ -4,19 +4,14 @@
 
 #include "engine/thread_pool.h"
 #include "tests/kernels/device_array.h"
+#include "tests/kernels/norm_reference.h"
 #include "tests/kernels/numbers.h"
 
 namespace mixtape::testing {
 namespace {
 
 using namespace kernels;
-using Values = std::vector<double>;
 
-constexpr double kEps = 1e-5;
-
-struct Rows {
-  std::int64_t n, c;
-};
 // The last lines are the widths at which the CUDA kernels change how a row is divided: among lanes,
 // by the number of vectors a thread holds, among warps, and too long for that.
 const Rows kRows[] = {{0, 8},    {1, 1},    {3, 2},    {5, 7},     {6, 8},     {2, 16},
@@ -25,30 +20,6 @@ const Rows kRows[] = {{0, 8},    {1, 1},    {3, 2},    {5, 7},     {6, 8},     {
                       {3, 4100}, {3, 5001}, {2, 8192}, {2, 10000}, {2, 32768}, {1, 50304}};
 /// More rows than the CUDA kernels work on at once: threads of a resident grid take several.
 const Rows kManyRows[] = {{300000, 4}, {2500, 768}, {600, 4096}};
-
-struct Reference {
-  Values y, mean, rstd, normalised;
-  Reference(const Values& x, const Values& weight, const Values& bias, const Rows& r)
-      : y(x.size()), normalised(x.size()) {
-    const double c = static_cast<double>(r.c);
-    for (std::int64_t i = 0; i < r.n; ++i) {
-      const double* row = x.data() + i * r.c;
-      double m = 0, v = 0;
-      for (std::int64_t j = 0; j < r.c; ++j) m += row[j] / c;
-      for (std::int64_t j = 0; j < r.c; ++j) v += (row[j] - m) * (row[j] - m) / c;
-      mean.push_back(m);
-      rstd.push_back(1 / std::sqrt(v + kEps));
-      for (std::int64_t j = 0; j < r.c; ++j) {
-        const auto k = static_cast<std::size_t>(i * r.c + j), w = static_cast<std::size_t>(j);
-        normalised[k] = (row[j] - m) * rstd.back();
-        y[k] = normalised[k] * (weight.empty() ? 1 : weight[w]) + (bias.empty() ? 0 : bias[w]);
-      }
-    }
-  }
-};
-
-/// Roundings of a sum of c terms in at least 32 partial sums.
-double sum_roundings(std::int64_t c) { return static_cast<double>(c) / 32 + 24; }
 
 void run_forward(Device d, Dtype dtype, Dtype weight_dtype, const Rows& r, bool affine) {
   const Values x = normals(dtype, r.n * r.c, 1, 2, 0.5);
@@ -129,45 +100,6 @@ TEST(LayerNorm, ResidualIsRoundedBeforeNormalising) {
     }
   });
 }
-
-struct BackwardReference {
-  Values dx, dweight, dbias, dx_size, dweight_size, dbias_size;
-  BackwardReference(const Reference& f, const Values& dy, const Values& w, const Values& dsum,
-                    const Rows& r)
-      : dx(dy.size()),
-        dweight(static_cast<std::size_t>(r.c)),
-        dbias(dweight.size()),
-        dx_size(dy.size()),
-        dweight_size(dweight.size()),
-        dbias_size(dweight.size()) {
-    const double c = static_cast<double>(r.c);
-    for (std::int64_t i = 0; i < r.n; ++i) {
-      const auto at = [&](std::int64_t j) { return static_cast<std::size_t>(i * r.c + j); };
-      const auto weight = [&](std::int64_t j) {
-        return w.empty() ? 1.0 : w[static_cast<std::size_t>(j)];
-      };
-      double mean_g = 0, mean_gx = 0, size = 0;
-      for (std::int64_t j = 0; j < r.c; ++j) {
-        const double g = dy[at(j)] * weight(j), xh = f.normalised[at(j)];
-        mean_g += g / c;
-        mean_gx += g * xh / c;
-        size += std::abs(g) * (1 + std::abs(xh)) / c;
-        dweight[static_cast<std::size_t>(j)] += dy[at(j)] * xh;
-        dweight_size[static_cast<std::size_t>(j)] += std::abs(dy[at(j)] * xh) + std::abs(dy[at(j)]);
-        dbias[static_cast<std::size_t>(j)] += dy[at(j)];
-        dbias_size[static_cast<std::size_t>(j)] += std::abs(dy[at(j)]);
-      }
-      const double rstd = f.rstd[static_cast<std::size_t>(i)];
-      for (std::int64_t j = 0; j < r.c; ++j) {
-        const double g = dy[at(j)] * weight(j), xh = f.normalised[at(j)];
-        const double extra = dsum.empty() ? 0 : dsum[at(j)];
-        dx[at(j)] = rstd * (g - mean_g - xh * mean_gx) + extra;
-        dx_size[at(j)] =
-            rstd * (1 + rstd) * (std::abs(g) + size * (1 + std::abs(xh))) + std::abs(extra);
-      }
-    }
-  }
-};
 
 void run_backward(Device d, Dtype dtype, const Rows& r, bool affine, bool with_dsum, float beta) {
   const Values x = normals(dtype, r.n * r.c, 1, 2, 0.5), dy = normals(dtype, r.n * r.c, 2);
@@ -252,31 +184,6 @@ TEST(LayerNorm, ManyRowsMatchFloat64) {
   });
 }
 
-/// Copies of `values` one element past a 16-byte boundary, where vectors cannot be used.
-struct Misaligned {
-  Buffer buffer;
-  std::int64_t n, c;
-  Misaligned(Device d, Dtype dtype, const Rows& r, Values values)
-      : buffer(d, dtype, {r.n * r.c + 1}, padded(std::move(values), r)), n(r.n), c(r.c) {}
-  static Values padded(Values values, const Rows& r) {
-    values.resize(static_cast<std::size_t>(r.n * r.c));
-    values.insert(values.begin(), 0.0);
-    return values;
-  }
-  View view() const {
-    View v = buffer.view();
-    v.data = static_cast<char*>(v.data) + size_of(v.dtype);
-    v.sizes = {n, c};
-    v.strides = {c, 1};
-    return v;
-  }
-  Values get() {
-    Values values = buffer.get();
-    values.erase(values.begin());
-    return values;
-  }
-};
-
 TEST(LayerNorm, MisalignedRowsMatchAlignedOnes) {
   on_each_device([](Device d) {
     for (Dtype dtype : kFloatingDtypes) {
@@ -287,7 +194,7 @@ TEST(LayerNorm, MisalignedRowsMatchAlignedOnes) {
         const Dtype stats = compute_dtype(dtype);
         const Reference f(x, {}, {}, r);
         const BackwardReference want(f, dy, {}, {}, r);
-        Misaligned in(d, dtype, r, x), g(d, dtype, r, dy), out(d, dtype, r, {}),
+        MisalignedRows in(d, dtype, r, x), g(d, dtype, r, dy), out(d, dtype, r, {}),
             dx(d, dtype, r, {});
         Buffer mean(d, stats, {r.n}), rstd(d, stats, {r.n});
         LayerNormForward args;
