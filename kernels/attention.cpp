@@ -43,11 +43,19 @@ void check_lse(const char* op, const View& lse, const View& q) {
 void set_attention_backend(AttentionBackend backend) { backend_setting() = backend; }
 AttentionBackend attention_backend() { return backend_setting().load(std::memory_order_relaxed); }
 
-std::string attention_choice(const AttentionArgs& args) {
+std::string attention_choice(const AttentionForward& args) {
 #if defined(MIXTAPE_WITH_CUDA)
-  if (args.q.device.is_cuda()) return cuda::attention_choice(args);
+  if (args.out.device.is_cuda()) return cuda::attention_choice(args);
 #endif
-  MT_CHECK(args.q.device.is_cpu(), "attention: this build has no CUDA backend");
+  MT_CHECK(args.out.device.is_cpu(), "attention: this build has no CUDA backend");
+  return "cpu";
+}
+
+std::string attention_choice(const AttentionBackward& args) {
+#if defined(MIXTAPE_WITH_CUDA)
+  if (args.out.device.is_cuda()) return cuda::attention_choice(args);
+#endif
+  MT_CHECK(args.out.device.is_cpu(), "attention: this build has no CUDA backend");
   return "cpu";
 }
 

@@ -56,14 +56,17 @@ enum class AttentionBackend : std::uint8_t {
 /// Process-wide; starts as the environment variable MIXTAPE_ATTENTION says (auto, own or cudnn).
 void set_attention_backend(AttentionBackend backend);
 AttentionBackend attention_backend();
-/// What computes `args`, for reports: "cpu", "own", "cudnn"; where cuDNN was passed over, "own
+/// What computes the call, for reports: "cpu", "own", "cudnn"; where cuDNN was passed over, "own
 /// (cuDNN: reason)".
-std::string attention_choice(const AttentionArgs& args);
+std::string attention_choice(const AttentionForward& args);
+std::string attention_choice(const AttentionBackward& args);
 
 /// Elements that one call draws from the generator.
 std::int64_t attention_draws(const AttentionArgs& args);
 
-/// Scratch. On CUDA the first call with a shape may build a library's plan (milliseconds).
+/// Scratch. On CUDA the first call with a shape may build a library's plan (milliseconds), which
+/// has to happen before a stream is captured. cuDNN's backward on Hopper may take 2 B H T S bytes:
+/// up to 256 MiB, in deterministic mode without a limit.
 std::size_t attention_forward_workspace_bytes(const Stream& stream, const AttentionForward& args);
 std::size_t attention_backward_workspace_bytes(const Stream& stream, const AttentionBackward& args);
 
@@ -78,7 +81,8 @@ MT_DECLARE_ATTENTION
 }
 namespace cuda {
 MT_DECLARE_ATTENTION
-std::string attention_choice(const AttentionArgs& args);
+std::string attention_choice(const AttentionForward& args);
+std::string attention_choice(const AttentionBackward& args);
 }  // namespace cuda
 #undef MT_DECLARE_ATTENTION
 

@@ -269,6 +269,7 @@ std::string operand_obstacle(const AttentionArgs& a) {
     return "it takes heads of a multiple of 8 elements, up to 128";
   if (a.mask) return "a mask was given";
   if (a.dropout != 0) return "dropout was asked for";
+  if (!(a.scale > 0)) return "it takes a positive scale";
   if (a.q.numel() == 0 || a.k.numel() == 0) return "an operand is empty";
   return alignment_obstacle({a.q, a.k, a.v});
 }

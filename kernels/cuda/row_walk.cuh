@@ -7,7 +7,9 @@
 #include <algorithm>
 #include <cstdint>
 #include <type_traits>
+#include <unordered_map>
 
+#include "kernels/cuda/byte_key.h"
 #include "kernels/cuda/rows.cuh"
 
 namespace mixtape::kernels::cuda {
@@ -83,8 +85,8 @@ struct RowWalkLimits {
   std::size_t bytes_per_row = 0;  // that each of the block's rows needs at the end
 };
 template <class KernelFunction>
-RowWalk row_walk(KernelFunction* kernel, std::int64_t rows, int lanes, const RowWalkLimits& most) {
-  if (lanes > most.threads) return {};
+RowWalk plan_row_walk(KernelFunction* kernel, std::int64_t rows, int lanes,
+                      const RowWalkLimits& most) {
   const std::int64_t processors = multiprocessors(), unit = lanes < kWarp ? kWarp / lanes : 1;
   // Few rows spread over all processors; whole warps.
   const std::int64_t wanted =
@@ -110,6 +112,31 @@ RowWalk row_walk(KernelFunction* kernel, std::int64_t rows, int lanes, const Row
             static_cast<unsigned>(std::min(ceil_div(rows, groups), resident * processors)), shared};
   }
   return walk;
+}
+
+struct RowWalkKey {
+  std::uint64_t kernel, bytes_per_thread, bytes_per_row;
+  std::int64_t rows;
+  std::int32_t lanes, device;
+};
+/// The same, remembered for each shape: asking the runtime takes longer than launching.
+template <class KernelFunction>
+RowWalk row_walk(KernelFunction* kernel, std::int64_t rows, int lanes, const RowWalkLimits& most) {
+  if (lanes > most.threads) return {};
+  constexpr std::size_t kMostKept = 4096;
+  thread_local std::unordered_map<RowWalkKey, RowWalk, ByteHash, ByteEqual> known;
+  int device = 0;
+  MT_CUDA_CHECK(cudaGetDevice(&device));
+  const RowWalkKey key{reinterpret_cast<std::uintptr_t>(kernel),
+                       most.bytes_per_thread,
+                       most.bytes_per_row,
+                       rows,
+                       lanes,
+                       device};
+  const auto found = known.find(key);
+  if (found != known.end()) return found->second;
+  if (known.size() >= kMostKept) known.clear();
+  return known.emplace(key, plan_row_walk(kernel, rows, lanes, most)).first->second;
 }
 
 /// Calls f(bool_constant vector, integral_constant units, bool_constant wide, lanes) for rows of

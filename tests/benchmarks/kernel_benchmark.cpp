@@ -333,13 +333,14 @@ void attention_kernels() {
     // Half of the T x T products are needed; forward has two of them, backward five.
     const double product = static_cast<double>(s.b * s.h * s.t * s.t * s.d);
     std::printf(
-        "{\"bench\": \"attention\", \"engine\": \"%s\", \"dtype\": \"%s\", \"b\": %lld, \"h\": "
+        "{\"bench\": \"attention\", \"forward\": \"%s\", \"backward\": \"%s\", \"dtype\": \"%s\", "
+        "\"b\": %lld, \"h\": "
         "%lld, \"t\": %lld, \"d\": %lld, \"forward_ms\": %.4f, \"backward_ms\": %.4f, "
         "\"forward_tflops\": %.1f, \"backward_tflops\": %.1f}\n",
-        kernels::attention_choice(args).c_str(), std::string(name_of(s.dtype)).c_str(),
-        static_cast<long long>(s.b), static_cast<long long>(s.h), static_cast<long long>(s.t),
-        static_cast<long long>(s.d), forward_ms, backward_ms, 2e-9 * product / forward_ms,
-        5e-9 * product / backward_ms);
+        kernels::attention_choice(forward).c_str(), kernels::attention_choice(backward).c_str(),
+        std::string(name_of(s.dtype)).c_str(), static_cast<long long>(s.b),
+        static_cast<long long>(s.h), static_cast<long long>(s.t), static_cast<long long>(s.d),
+        forward_ms, backward_ms, 2e-9 * product / forward_ms, 5e-9 * product / backward_ms);
     std::fflush(stdout);
   }
   kernels::set_attention_backend(kAuto);
