@@ -33,7 +33,8 @@ here=$(cd "$(dirname "$0")" && pwd)
 out=${OUT:-$dir/out}
 mkdir -p "$out"
 export MIXTAPE_ALGORITHM_CACHE=${MIXTAPE_ALGORITHM_CACHE:-$out/algorithms}
-export LD_LIBRARY_PATH=$dir/lib:${LD_LIBRARY_PATH:-} MIXTAPE_TEST_DEVICE=cuda NCCL_NVLS_ENABLE=0
+export LD_LIBRARY_PATH=$dir/lib:${LD_LIBRARY_PATH:-} MIXTAPE_TEST_DEVICE=cuda NCCL_NVLS_ENABLE=0 \
+  MIXTAPE_GOLDENS=$here/goldens/data
 table=$out/table.txt
 : > "$table"
 

@@ -301,24 +301,17 @@ def op_linear(rng):
 
 @golden
 def op_mlp(rng):
-    def case(name, x, hidden, out, act, bias=True):
+    def case(name, x, hidden, out, bias=True, act="gelu_tanh"):
         def draw():
-            arrays = [real(rng, x, -1, 1), real(rng, (hidden, x[-1]), -1, 1)]
-            arrays += [real(rng, (hidden,))] if bias else []
-            arrays += [real(rng, (out, hidden), -1, 1)]
-            return arrays + ([real(rng, (out,))] if bias else [])
-
-        def run(*t):
-            x_, w1, b1, w2, b2 = t if bias else (t[0], t[1], None, t[2], None)
-            return F.linear(ACTS[act](F.linear(x_, w1, b1)), w2, b2)
-
-        def first(*t):
-            return F.linear(t[0], t[1], t[2] if bias else None)
-        arrays = away_from_zero(draw, first) if act == "relu" else draw()
-        return Case(name, arrays, run, length=max(x[-1], hidden, out, math.prod(x[:-1])), act=act)
-    return [case("gelu_tanh", (6, 9), 7, 5, "gelu_tanh"), case("relu", (5, 8), 6, 4, "relu"),
-            case("gelu_batched", (2, 3, 8), 16, 8, "gelu"), case("silu_no_bias", (6, 9), 7, 5, "silu", bias=False),
-            case("aligned", (8, 16), 32, 16, "gelu_tanh")]
+            arrays = [real(rng, x, -1, 1), real(rng, (hidden, x[-1]), -1, 1), real(rng, (out, hidden), -1, 1)]
+            return arrays + ([real(rng, (hidden,)), real(rng, (out,))] if bias else [])
+        arrays = away_from_zero(draw, lambda x, w1, w2, b1=None, b2=None: F.linear(x, w1, b1)) if act == "relu" else draw()
+        return Case(name, arrays,
+                    lambda x, w1, w2, b1=None, b2=None: F.linear(ACTS[act](F.linear(x, w1, b1)), w2, b2),
+                    length=max(hidden, x[-1], math.prod(x[:-1])) * 4, act=act)
+    return [case("act_" + a, (5, 8), 16, 4, act=a) for a in ACTS if a != "none"] + [
+        case("no_bias", (5, 8), 16, 4, bias=False), case("batched", (2, 3, 8), 24, 8),
+    ]
 
 
 # ---- shape --------------------------------------------------------------------------------------
@@ -475,21 +468,21 @@ def op_cross_entropy(rng):
 
 @golden
 def op_linear_cross_entropy(rng):
-    def case(name, x, classes, reduction="mean", smoothing=0.0, ignore=-100, chunk_rows=0):
-        target = index(rng, x[:-1], classes)
+    def case(name, rows, features, classes, reduction="mean", smoothing=0.0, ignore=-100, chunk=0):
+        target = index(rng, rows, classes)
         if ignore != -100:
             target.flat[::3] = ignore
-
-        def run(x_, w, t):
-            logits = F.linear(x_, w).flatten(0, -2)
-            return F.cross_entropy(logits, t.flatten(), ignore_index=ignore, reduction=reduction,
-                                   label_smoothing=smoothing)
-        return Case(name, [real(rng, x, -1, 1), real(rng, (classes, x[-1]), -1, 1), target], run,
-                    length=math.prod(x[:-1]) * classes, reduction=reduction, label_smoothing=smoothing,
-                    ignore_index=ignore, chunk_rows=chunk_rows)
-    return [case("mean", (9, 8), 11), case("chunks", (9, 8), 11, chunk_rows=4),
-            case("sum_ignored", (9, 8), 11, "sum", ignore=3, chunk_rows=2),
-            case("smoothed", (2, 4, 6), 13, smoothing=0.125, ignore=-1, chunk_rows=3)]
+        return Case(name, [real(rng, rows + (features,), -1, 1), real(rng, (classes, features), -1, 1), target],
+                    lambda x, w, t: F.cross_entropy(F.linear(x, w).reshape(-1, classes), t.reshape(-1),
+                                                    ignore_index=ignore, reduction=reduction,
+                                                    label_smoothing=smoothing),
+                    length=math.prod(rows) * max(features, classes), reduction=reduction, label_smoothing=smoothing,
+                    ignore_index=ignore, chunk_rows=chunk)
+    return [
+        case("mean", (9,), 8, 11), case("sum", (9,), 8, 11, "sum"), case("sequence", (2, 5), 8, 11),
+        case("chunks", (9,), 8, 11, chunk=4), case("ignored", (9,), 8, 11, ignore=2, chunk=4),
+        case("smoothed", (2, 5), 8, 11, smoothing=0.125, ignore=2),
+    ]
 
 
 @golden
@@ -534,6 +527,50 @@ def op_add_layer_norm(rng):
         return Case(name, arrays, run, length=math.prod(shape), **{"low": [0, 1], **more})
     return [case("rows", (5, 24)), case("odd", (2, 3, 33)), case("weight_only", (4, 10), bias=False),
             case("no_weight", (4, 10), False, False), case("residual_f32", (5, 24), low=[0])]
+
+
+# ---- attention ----------------------------------------------------------------------------------
+
+@golden
+def op_scaled_dot_product_attention(rng):
+    def case(name, q, kv, causal=False, mask=None, scale=0.0):
+        # B H T D against B G S D; a mask is bool (true: attend) or added to the scores.
+        arrays = [real(rng, q), real(rng, kv), real(rng, kv)]
+        if mask is not None:
+            arrays.append(mask)
+
+        def run(q_, k, v, m=None):
+            m = m if m is None or m.dtype == torch.bool else m.detach().to(q_.dtype)
+            return F.scaled_dot_product_attention(q_, k, v, m, is_causal=causal, scale=scale or None,
+                                                  enable_gqa=q[1] != kv[1])
+        return Case(name, arrays, run, length=q[2] * kv[2], low=[0, 1, 2], causal=int(causal), scale=scale)
+
+    some = rng.random((5, 7)) < 0.6
+    some[:, 3] = True  # every query attends to a key
+    return [
+        case("full", (1, 2, 5, 8), (1, 2, 5, 8)),
+        case("causal", (1, 2, 9, 8), (1, 2, 9, 8), True),
+        case("other_length", (2, 1, 3, 16), (2, 1, 7, 16)),
+        case("causal_other_length", (1, 1, 4, 8), (1, 1, 6, 8), True),
+        case("odd_head", (1, 1, 5, 7), (1, 1, 5, 7), True),
+        case("grouped", (1, 4, 5, 8), (1, 2, 5, 8), True),
+        case("scale", (1, 1, 5, 8), (1, 1, 5, 8), scale=0.125),
+        case("mask", (1, 2, 5, 8), (1, 2, 7, 8), mask=some),
+    ]
+
+
+@golden
+def op_self_attention(rng):
+    def case(name, rows, heads, kv_heads, head, causal=True):
+        def run(qkv):
+            q, k, v = (t.unflatten(-1, (-1, head)).transpose(1, 2)
+                       for t in qkv.split([heads * head, kv_heads * head, kv_heads * head], -1))
+            y = F.scaled_dot_product_attention(q, k, v, is_causal=causal, enable_gqa=heads != kv_heads)
+            return y.transpose(1, 2).flatten(2)
+        return Case(name, [real(rng, rows + ((heads + 2 * kv_heads) * head,))], run, length=rows[1] * rows[1],
+                    heads=heads, kv_heads=kv_heads, causal=int(causal))
+    return [case("causal", (2, 5), 2, 2, 8), case("full", (1, 7), 2, 2, 8, False),
+            case("grouped", (1, 5), 4, 2, 8), case("one_head", (2, 3), 1, 1, 16)]
 
 
 # ---- random -------------------------------------------------------------------------------------

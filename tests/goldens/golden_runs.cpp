@@ -87,6 +87,10 @@ Act act(const Call& call) {
 MT_RUN(matmul) { return {matmul(call.in[0], call.in[1])}; }
 MT_RUN(linear) { return {linear(call.in[0], call.in[1], call.optional(2), {.act = act(call)})}; }
 
+MT_RUN(mlp) {
+  return {mlp(call.in[0], call.in[1], call.optional(3), call.in[2], call.optional(4), act(call))};
+}
+
 // ---- shape -------------------------------------------------------------------------------------
 
 MT_RUN(reshape) { return {reshape(call.in[0], call.c.list("sizes"))}; }
@@ -124,6 +128,14 @@ MT_RUN(cross_entropy) {
                         {.ignore_index = call.c.integer("ignore_index"),
                          .label_smoothing = static_cast<float>(call.c.number("label_smoothing")),
                          .reduction = reduction(call)})};
+}
+MT_RUN(linear_cross_entropy) {
+  return {
+      linear_cross_entropy(call.in[0], call.in[1], call.in[2],
+                           {.ignore_index = call.c.integer("ignore_index"),
+                            .label_smoothing = static_cast<float>(call.c.number("label_smoothing")),
+                            .reduction = reduction(call),
+                            .chunk_rows = call.c.integer("chunk_rows")})};
 }
 MT_RUN(mse_loss) { return {mse_loss(call.in[0], call.in[1], reduction(call))}; }
 MT_RUN(layer_norm) {

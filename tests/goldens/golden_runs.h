@@ -1,6 +1,7 @@
 // How each op of ops.def is called on the inputs and attributes of a golden case.
 #pragma once
 
+#include <ostream>
 #include <vector>
 
 #include "engine/tensor.h"
@@ -20,6 +21,7 @@ struct Call {
 struct GoldenOp {
   const char* name;  // as in ops.def
   Results (*run)(const Call& call);
+  friend std::ostream& operator<<(std::ostream& out, const GoldenOp& op) { return out << op.name; }
 };
 const std::vector<GoldenOp>& golden_ops();
 

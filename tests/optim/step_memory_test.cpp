@@ -1,5 +1,5 @@
 // Memory of a training step does not grow: after 20 steps and after 1,000 the allocator, the host's
-// heap and the tape hold the same (tests/CASES row 14: a result that is kept alive by its own node
+// heap and the tape hold the same (case 14: a result that its own node keeps alive
 // would show here, as would a gradient, a cast copy or a table that is made anew each step).
 #include <gtest/gtest.h>
 
@@ -44,7 +44,7 @@ struct Mlp : nn::Module<Mlp> {
     add("out", out);
   }
   Tensor forward(const Tensor& x) {  // (B, 48) -> (B, 10)
-    return out(dropout(apply(Counted{}, {hidden(x)}), 0.1));
+    return out(dropout(mixtape::apply(Counted{}, {hidden(x)}), 0.1));
   }
 };
 
@@ -57,7 +57,7 @@ struct Cnn : nn::Module<Cnn> {
   }
   Tensor forward(const Tensor& x) {  // (B, 48) -> (B, 10)
     const Tensor images = x.reshape({x.size(0), 3, 4, 4});
-    return out(apply(Counted{}, {max_pool2d(conv(images)).flatten(1)}));
+    return out(mixtape::apply(Counted{}, {max_pool2d(conv(images)).flatten(1)}));
   }
 };
 
