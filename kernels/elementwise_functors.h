@@ -114,7 +114,7 @@ struct Sqrt {
   MT_F
   static T derivative(T dy, T y) { return dy / (y + y); }
 };
-struct Relu {  // derivative at 0 is 0
+struct Relu {  // derivative at 0 is 0, at NaN 1
   static constexpr Reads kReads = Reads::output;
   static constexpr bool kIntegral = true, kFull = false;
   MT_F
@@ -125,7 +125,7 @@ struct Relu {  // derivative at 0 is 0
   MT_F
   static T derivative(T dy, T y) {
     const T zero = math::constant(y, 0.0);
-    return math::select(math::gt(y, zero), dy, zero);
+    return math::select(math::le(y, zero), zero, dy);
   }
 };
 /// Exact GELU, x * Phi(x) (Hendrycks and Gimpel 2016).
@@ -278,15 +278,15 @@ struct Pow {  // d/da = b a^(b-1), 0 where b = 0; d/db = a^b log a, 0 where a = 
                         dy * math::pow(a, b) * math::log(math::select(is_zero, one, a)));
   }
 };
-struct Maximum : Arithmetic {  // a tie gives half of dy to each
+struct Maximum : Arithmetic {  // a tie gives half of dy to each, a NaN all of it to both
   static constexpr unsigned kNeeds = 0b1111;
   MT_F
   static T value(T a, T b) { return math::maximum(a, b); }
   MT_F
   static T derivative_a(T dy, T a, T b) {
     const T zero = math::constant(a, 0.0);
-    return math::select(math::gt(a, b), dy,
-                        math::select(math::eq(a, b), dy * math::constant(a, 0.5), zero));
+    return math::select(math::lt(a, b), zero,
+                        math::select(math::eq(a, b), dy * math::constant(a, 0.5), dy));
   }
   MT_F
   static T derivative_b(T dy, T a, T b) { return derivative_a(dy, b, a); }

@@ -349,7 +349,7 @@ TEST_P(Elementwise, SpecialValues) {
   }
 }
 
-TEST_P(Elementwise, MaximumAndMinimumPropagateNaN) {
+TEST_P(Elementwise, MaximumMinimumAndReluPropagateNaN) {
   Buffer a(device(), Dtype::f32, {5}, Values{kNaN, 1, kNaN, kInfinity, -kInfinity});
   Buffer b(device(), Dtype::f32, {5}, Values{1, kNaN, kNaN, 2, 2});
   Buffer out(device(), Dtype::f32, {5});
@@ -357,6 +357,14 @@ TEST_P(Elementwise, MaximumAndMinimumPropagateNaN) {
   expect_same(out.get(), {kNaN, kNaN, kNaN, kInfinity, 2});
   binary(stream(), BinaryOp::minimum, Dtype::f32, out.view(), a.view(), b.view());
   expect_same(out.get(), {kNaN, kNaN, kNaN, 2, -kInfinity});
+  // A gradient passes through a NaN, so that a NaN on its way back is not lost there.
+  Buffer dy(device(), Dtype::f32, {5}, Values{1, 2, kNaN, 4, 5});
+  binary_backward(stream(), BinaryOp::maximum, 0, out.view(), dy.view(), a.view(), b.view());
+  expect_same(out.get(), {1, 2, kNaN, 4, 0});
+  binary_backward(stream(), BinaryOp::minimum, 1, out.view(), dy.view(), a.view(), b.view());
+  expect_same(out.get(), {1, 2, kNaN, 4, 0});
+  unary_backward(stream(), UnaryOp::relu, out.view(), dy.view(), a.view());
+  expect_same(out.get(), {1, 2, kNaN, 4, 0});
 }
 
 TEST_P(Elementwise, PowOfSpecialBases) {
