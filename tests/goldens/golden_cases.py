@@ -529,6 +529,58 @@ def op_add_layer_norm(rng):
             case("no_weight", (4, 10), False, False), case("residual_f32", (5, 24), low=[0])]
 
 
+@golden
+def op_rms_norm(rng):
+    def case(name, shape, normalized, weight=True, eps=1e-5, **more):
+        arrays = [real(rng, shape)] + ([real(rng, normalized, 0.5, 1.5)] if weight else [])
+        return Case(name, arrays, lambda x, w=None: F.rms_norm(x, normalized, w, eps), length=math.prod(shape),
+                    low=[0], normalized=normalized, eps=eps, **more)
+    return [case("rows", (5, 16), (16,)), case("odd", (7, 33), (33,)), case("wide", (2, 301), (301,)),
+            case("no_weight", (4, 10), (10,), False), case("two_dimensions", (3, 4, 5), (4, 5)),
+            case("eps", (5, 16), (16,), eps=0.5), case("transposed", (6, 8), (8,), orders={0: (1, 0)})]
+
+
+@golden
+def op_add_rms_norm(rng):
+    def case(name, shape, weight=True, **more):
+        arrays = [real(rng, shape), real(rng, shape)] + ([real(rng, shape[-1:], 0.5, 1.5)] if weight else [])
+
+        def run(x, residual, w=None):
+            s = x + residual
+            return F.rms_norm(s, shape[-1:], w, 1e-5), s
+        return Case(name, arrays, run, length=math.prod(shape), **{"low": [0, 1], **more})
+    return [case("rows", (5, 24)), case("odd", (2, 3, 33)), case("no_weight", (4, 10), False),
+            case("residual_f32", (5, 24), low=[0])]
+
+
+@golden
+def op_swiglu(rng):
+    def run(x):
+        gate, up = x.chunk(2, -1)
+        return F.silu(gate) * up
+    return [Case("matrix", [real(rng, (3, 10), -3, 3)], run), Case("odd", [real(rng, (2, 3, 34), -3, 3)], run),
+            Case("transposed", [real(rng, (6, 8), -3, 3)], run, orders={0: (1, 0)})]
+
+
+@golden
+def op_rotary_embedding(rng):
+    def case(name, shape, heads=0, offset=0, positions=None, base=10000.0):
+        def run(x, p=None):
+            # In float32, as PyTorch's models do, and back to the dtype of x.
+            t = torch.arange(shape[1], device=x.device) if p is None else p
+            half = shape[3] // 2
+            angle = (t + offset).float()[..., None] * base ** (-torch.arange(half, device=x.device) / half)
+            cos, sin = angle.cos()[..., None, :], angle.sin()[..., None, :]  # (T, 1, D/2) or (B, T, 1, D/2)
+            n = heads or shape[2]
+            a, b = x[:, :, :n].float().chunk(2, -1)
+            turned = torch.cat((a * cos - b * sin, b * cos + a * sin), -1).to(x.dtype)
+            return torch.cat((turned, x[:, :, n:]), 2)
+        arrays = [real(rng, shape)] + ([] if positions is None else [np.array(positions, np.int64)])
+        return Case(name, arrays, run, heads=heads, offset=offset, base=base)
+    return [case("all_heads", (2, 5, 2, 8)), case("some_heads", (1, 4, 3, 6), 2), case("offset", (1, 3, 1, 8), offset=9),
+            case("positions", (2, 3, 1, 4), positions=((0, 1, 2), (5, 0, 7))), case("base", (1, 5, 1, 8), base=500.0)]
+
+
 # ---- attention ----------------------------------------------------------------------------------
 
 @golden

@@ -68,6 +68,9 @@ int roundings(const std::string& op, const GoldenCase& c) {
   if (op == "linear" || op == "conv2d") return 2;  // PyTorch: product, then bias, then activation
   if (op == "mlp") return 3;                       // and the hidden layer's gradient
   if (op == "add_layer_norm") return 1;            // PyTorch: the sum
+  if (op == "rms_norm") return 2;                  // PyTorch: x rstd, and the weight's product
+  if (op == "add_rms_norm") return 3;              // and the sum
+  if (op == "swiglu") return 1;                    // PyTorch: silu(gate)
   if (op == "linear_cross_entropy") return 1;      // logits, which may round either way
   if (op.find("attention") != std::string::npos) return 3;  // scores, probabilities, their gradient
   if (c.name == "mixed_0-d") return 2;  // PyTorch: the float32 operand, which is up to 2 in size
