@@ -151,6 +151,20 @@ MT_RUN(dropout) {
   return {dropout(call.in[0], call.c.number("p"), call.c.integer("training") != 0)};
 }
 
+// ---- attention --------------------------------------------------------------------------------
+
+bool causal(const Call& call) { return call.c.integer("causal") != 0; }
+MT_RUN(scaled_dot_product_attention) {
+  return {scaled_dot_product_attention(
+      call.in[0], call.in[1], call.in[2],
+      {.causal = causal(call), .mask = call.optional(3), .scale = call.c.number("scale")})};
+}
+MT_RUN(self_attention) {
+  return {self_attention(call.in[0], {.heads = call.c.integer("heads"),
+                                      .kv_heads = call.c.integer("kv_heads"),
+                                      .causal = causal(call)})};
+}
+
 // ---- convolution and pooling -------------------------------------------------------------------
 
 MT_RUN(conv2d) {

@@ -1,0 +1,225 @@
+// Trains GPT-2 on a text or on token files in mixed precision, and writes what it has learnt.
+//
+// bf16 on the CPU and on CUDA by default; fp16 gets a GradScaler. On CUDA the whole step is
+// captured as one graph. Checkpoints hold the whole run: --resume goes on as if it had never
+// stopped.
+//
+// Legend: B batch, T tokens of a window, V vocabulary.
+#include <CLI/CLI.hpp>
+#include <chrono>
+#include <cstdio>
+#include <filesystem>
+#include <memory>
+
+#include "examples/gpt2/data.h"
+#include "examples/gpt2/gpt2.h"
+#include "examples/gpt2/sample.h"
+#include "io/checkpoint.h"
+#include "io/data_loader.h"
+#include "io/event_writer.h"
+#include "io/progress.h"
+
+namespace mt = mixtape;
+
+struct Options {
+  gpt2::DataOptions data;
+  gpt2::Config model{.layers = 4, .heads = 4, .channels = 128, .context = 128};
+  std::int64_t batch = 16, accumulate = 1, steps = 300, eval_every = 100, save_every = 0;
+  float lr = 2e-3f;
+  std::string precision = "bf16", device, out = "out/gpt2", prompt = "\n";
+  std::uint64_t seed = 1;
+  std::int64_t sample = 300;
+  double temperature = 0.8;
+  bool resume = false, no_capture = false;
+};
+
+Options parse(int argc, char** argv) {
+  Options o;
+  CLI::App app{"Trains GPT-2 in mixed precision and samples from it."};
+  auto* text =
+      app.add_option("--text", o.data.text, "a text file to learn")->check(CLI::ExistingFile);
+  app.add_option("--tokens", o.data.tokens, "or a folder of token files (.bin)")
+      ->check(CLI::ExistingDirectory)
+      ->excludes(text);
+  app.add_option("--bpe", o.data.bpe, "folder with vocab.json and merges.txt (default: bytes)")
+      ->check(CLI::ExistingDirectory);
+  const auto count = [&](const char* name, std::int64_t& value, const char* what) {
+    app.add_option(name, value, what)->check(CLI::PositiveNumber)->capture_default_str();
+  };
+  count("--layers", o.model.layers, "transformer blocks");
+  count("--heads", o.model.heads, "attention heads");
+  count("--channels", o.model.channels, "width of the residual stream");
+  count("--context", o.model.context, "tokens of a window");
+  app.add_option("--dropout", o.model.dropout)->check(CLI::Range(0.0, 0.9))->capture_default_str();
+  count("--batch", o.batch, "windows a micro-batch");
+  count("--accumulate", o.accumulate, "micro-batches a step");
+  count("--steps", o.steps, "optimizer steps");
+  count("--eval-every", o.eval_every, "steps between evaluations");
+  app.add_option("--save-every", o.save_every, "steps between checkpoints; 0: at the end only")
+      ->check(CLI::NonNegativeNumber)
+      ->capture_default_str();
+  app.add_option("--lr", o.lr, "peak learning rate")
+      ->check(CLI::PositiveNumber)
+      ->capture_default_str();
+  app.add_option("--precision", o.precision)
+      ->check(CLI::IsMember({"fp32", "bf16", "fp16"}))
+      ->capture_default_str();
+  app.add_option("--device", o.device, "default: cuda if there is a GPU, else cpu")
+      ->check(CLI::IsMember({"cpu", "cuda"}));
+  app.add_option("--seed", o.seed)->capture_default_str();
+  app.add_option("--prompt", o.prompt, "what the samples go on from");
+  app.add_option("--sample", o.sample, "tokens to sample at the end; 0: none")
+      ->check(CLI::NonNegativeNumber)
+      ->capture_default_str();
+  app.add_option("--temperature", o.temperature)->check(CLI::PositiveNumber)->capture_default_str();
+  app.add_option("--out", o.out, "folder for checkpoints and the loss curve")
+      ->capture_default_str();
+  app.add_flag("--resume", o.resume, "go on from the newest checkpoint in --out");
+  app.add_flag("--no-capture", o.no_capture, "run each step op by op on CUDA too");
+  try {
+    app.parse(argc, argv);
+    if (o.data.text.empty() && o.data.tokens.empty())
+      throw CLI::RequiredError("one of --text and --tokens");
+  } catch (const CLI::CallForHelp&) {
+    std::fputs(app.help().c_str(), stdout);
+    std::exit(0);
+  } catch (const CLI::ParseError& e) {
+    std::fprintf(stderr, "gpt2: %s (--help lists the options)\n", e.what());
+    std::exit(2);
+  }
+  if (o.device.empty()) o.device = mt::Device::best().is_cuda() ? "cuda" : "cpu";
+  return o;
+}
+
+mt::Autocast autocast(const Options& o) {
+  return mt::Autocast(o.precision == "fp16" ? mt::Dtype::f16 : mt::Dtype::bf16,
+                      o.precision != "fp32");
+}
+
+/// Mean loss over at most `batches` batches of the validation windows.
+double evaluate(gpt2::Gpt2& net, mt::io::DataLoader& loader, const Options& o, int batches = 20) {
+  const mt::InferenceMode inference;
+  const auto amp = autocast(o);
+  net.eval();
+  double total = 0;
+  int seen = 0;
+  for (auto& [x, y] : loader) {
+    total += net.loss(x, y).item<double>();
+    if (++seen == batches) break;
+  }
+  net.train();
+  return total / seen;
+}
+
+int train(Options o) {
+  const mt::Device device = mt::Device::parse(o.device);
+  mt::check_device("gpt2", device);
+  const gpt2::Data data(o.data, o.model.context, o.out);
+  o.model.vocabulary = data.padded_vocabulary();
+  mt::io::DataLoader loader(data.train, {.batch_size = o.batch,
+                                         .shuffle = true,
+                                         .seed = o.seed,
+                                         .drop_last = true,
+                                         .device = device});
+  mt::io::DataLoader validation(data.validation, {.batch_size = o.batch, .device = device});
+
+  mt::manual_seed(o.seed);
+  gpt2::Gpt2 net(o.model);
+  net.to(device);
+  mt::optim::AdamW opt(net.parameters(), {.lr = o.lr, .beta2 = 0.95f, .weight_decay = 0.1f});
+  mt::GradScaler scaler({.enabled = o.precision == "fp16"});
+  const mt::optim::WarmupCosine schedule{
+      .lr = o.lr, .min_lr = o.lr / 10, .warmup_steps = o.steps / 20 + 1, .total_steps = o.steps};
+  mt::io::Checkpoint state{
+      .model = &net, .optimizers = {&opt}, .scaler = &scaler, .loader = &loader};
+  if (const auto newest = mt::io::latest_checkpoint(o.out); o.resume && newest) {
+    mt::io::load_checkpoint(*newest, state);
+    std::printf("Resumed       step %lld from %s\n", static_cast<long long>(state.step),
+                newest->c_str());
+  }
+  std::printf("GPT-2: %.1f M parameters, %lld tokens in %lld windows, %s on %s\n",
+              static_cast<double>(net.parameter_count()) / 1e6,
+              static_cast<long long>(data.tokens()), static_cast<long long>(data.train.size()),
+              o.precision.c_str(), o.device.c_str());
+
+  // One step: micro-batches x0, y0, x1, y1, ... of equal size, so that their mean is the batch's.
+  const auto step = [&](mt::Inputs in) -> std::vector<mt::Tensor> {
+    mt::Tensor total;
+    for (std::size_t i = 0; i < in.size(); i += 2) {
+      mt::Tensor loss;
+      {
+        const auto amp = autocast(o);
+        loss = net.loss(in[i], in[i + 1]) * (1.0f / static_cast<float>(o.accumulate));
+      }
+      scaler.scale(loss).backward();
+      total = total ? total + loss.detach() : loss.detach();
+    }
+    scaler.unscale(opt);
+    mt::optim::clip_grad_norm(net.parameters(), 1.0f);
+    scaler.step(opt);
+    scaler.update();
+    opt.zero_grad();
+    return {total};
+  };
+  mt::CapturedStep captured = mt::capture(step, {.device = device});
+
+  mt::io::EventWriter events(o.out);
+  mt::io::ProgressBar bar(stdout,
+                          {.epochs = 1, .samples_per_epoch = o.steps * o.accumulate * o.batch});
+  bar.start_epoch(0);
+  bar.advance(state.step * o.accumulate * o.batch, [] { return mt::io::ProgressMetrics{}; });
+  const auto start = std::chrono::steady_clock::now();
+  const std::int64_t first = state.step;
+  std::vector<mt::Tensor> micro;
+  mt::Tensor loss;
+  while (state.step < o.steps) {
+    for (auto& [x, y] : loader) {
+      micro.insert(micro.end(), {x, y});
+      if (static_cast<std::int64_t>(micro.size()) < 2 * o.accumulate) continue;
+      opt.set_lr(schedule(state.step));
+      loss = (o.no_capture ? step(micro) : captured(micro))[0];
+      micro.clear();
+      ++state.step;
+      const auto metrics = [&] { return mt::io::ProgressMetrics{.loss = loss.item<float>()}; };
+      bar.advance(o.accumulate * o.batch, metrics);
+      if (state.step % o.eval_every == 0 || state.step == o.steps) {
+        const double held_out = evaluate(net, validation, o);
+        events.scalars(
+            {{"loss/train", loss.item<float>()}, {"loss/validation", held_out}, {"lr", opt.lr()}},
+            state.step);
+        bar.note(mt::detail::concat("step ", state.step, "  validation loss ", held_out));
+      }
+      if (state.step == o.steps || (o.save_every > 0 && state.step % o.save_every == 0))
+        mt::io::save_numbered_checkpoint(o.out, state, {.keep = 2});
+      if (state.step == o.steps) break;
+    }
+  }
+  bar.finish_epoch({.loss = loss ? std::optional<double>(loss.item<float>()) : std::nullopt});
+
+  const double seconds =
+      std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
+  const auto trained =
+      static_cast<double>((state.step - first) * o.accumulate * o.batch * o.model.context);
+  const mt::MemoryStats memory = mt::memory_stats(device);
+  std::printf("\nTokens/s      %.0f\nPeak memory   %.1f MiB reserved\nCheckpoint    %s\n",
+              trained / seconds, static_cast<double>(memory.reserved_peak) / 1048576,
+              mt::io::latest_checkpoint(o.out).value_or("none").c_str());
+  if (o.sample > 0) {
+    net.eval();
+    const auto amp = autocast(o);
+    std::printf(
+        "Sample\n%s\n",
+        gpt2::sample(net, data.tokenizer(), o.prompt, {o.sample, o.temperature, o.seed}).c_str());
+  }
+  return 0;
+}
+
+int main(int argc, char** argv) {
+  const Options options = parse(argc, argv);
+  try {
+    return train(options);
+  } catch (const std::exception& e) {
+    std::fprintf(stderr, "gpt2: %s\n", e.what());
+    return 1;
+  }
+}

@@ -1,0 +1,81 @@
+#!/usr/bin/env python3
+"""Runs the GPT-2 example as a user would: gpt2_test.py BINARY options|training.
+
+`options`: bad options end with one line on stderr and exit code 2. `training`: a small model learns a text
+of one repeated sentence in each precision until its sample repeats words of it; a run that is stopped half
+way and resumed ends with the loss of one that was not.
+"""
+import pathlib
+import re
+import subprocess
+import sys
+import tempfile
+
+SENTENCE = "the quick brown fox jumps over the lazy dog\n"
+MODEL = ["--layers", "2", "--heads", "2", "--channels", "64", "--context", "48", "--batch", "8", "--lr", "0.005",
+         "--device", "cpu"]
+
+
+def run(binary, *arguments):
+    return subprocess.run([binary, *arguments], capture_output=True, text=True, timeout=500,
+                          stdin=subprocess.DEVNULL)
+
+
+def check_options(binary, folder):
+    for arguments, text in ((["--bogus"], "--bogus"), ([], "--text and --tokens"), (["--text", "/nonexistent"], "/nonexistent"),
+                            (["--text", __file__, "--precision", "int8"], "int8"), (["--text", __file__, "--steps", "0"], "0")):
+        result = run(binary, *arguments)
+        lines = result.stderr.splitlines()
+        if result.returncode != 2 or len(lines) != 1 or text not in lines[0] or result.stdout:
+            yield f"{arguments}: expected exit code 2 and one line with '{text}', got {result}"
+    result = run(binary, "--text", __file__, "--context", "1000000", "--out", str(folder))
+    if result.returncode != 1 or len(result.stderr.splitlines()) != 1:
+        yield f"a text shorter than the context: expected exit code 1 and one line, got {result}"
+
+
+def last_loss(out, steps):
+    found = re.findall(rf"step {steps}  validation loss ([0-9.]+)", out)
+    return float(found[-1]) if found else None
+
+
+def check_training(binary, folder):
+    text = folder / "text.txt"
+    text.write_text(SENTENCE * 400)
+    for precision in ("fp32", "bf16", "fp16"):
+        out = folder / precision
+        result = run(binary, "--text", str(text), *MODEL, "--steps", "120", "--accumulate", "2", "--precision", precision,
+                     "--out", str(out), "--prompt", "the quick ", "--sample", "80", "--temperature", "0.1")
+        if result.returncode != 0:
+            yield f"{precision}: {result}"
+            continue
+        loss = last_loss(result.stdout, 120)
+        if loss is None or not loss < 0.2:
+            yield f"{precision}: expected a validation loss below 0.2, got {loss}"
+        if "brown fox" not in result.stdout.split("Sample")[-1]:
+            yield f"{precision}: expected the sample to go on with 'brown fox', got {result.stdout[-200:]!r}"
+        if not list(out.glob("checkpoint-*.safetensors")):
+            yield f"{precision}: no checkpoint in {out}"
+    common = [binary, "--text", str(text), *MODEL, "--precision", "bf16", "--dropout", "0.1", "--sample", "0",
+              "--eval-every", "20", "--save-every", "20"]
+    whole = run(*common, "--steps", "40", "--out", str(folder / "whole"))
+    for path in (folder / "whole").glob("checkpoint-*40.safetensors"):
+        path.unlink()  # as if it had been stopped after step 20
+    resumed = run(*common, "--steps", "40", "--out", str(folder / "whole"), "--resume")
+    if "Resumed       step 20" not in resumed.stdout:
+        yield f"resume: {resumed}"
+    if last_loss(whole.stdout, 40) is None or last_loss(whole.stdout, 40) != last_loss(resumed.stdout, 40):
+        yield f"resume: expected the loss {last_loss(whole.stdout, 40)}, got {last_loss(resumed.stdout, 40)}"
+
+
+def main():
+    binary, group = sys.argv[1:]
+    with tempfile.TemporaryDirectory() as folder:
+        check = {"options": check_options, "training": check_training}[group]
+        failures = list(check(binary, pathlib.Path(folder)))
+    for failure in failures:
+        print(failure)
+    sys.exit(1 if failures else 0)
+
+
+if __name__ == "__main__":
+    main()
