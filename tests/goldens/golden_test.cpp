@@ -72,12 +72,17 @@ int roundings(const std::string& op, const GoldenCase& c) {
   if (op == "add_rms_norm") return 3;              // and the sum
   if (op == "swiglu") return 1;                    // PyTorch: silu(gate)
   if (op == "linear_cross_entropy") return 1;      // logits, which may round either way
+  if (op == "cross_entropy") return 1;             // PyTorch: log-probabilities of 16-bit logits
   if (op.find("attention") != std::string::npos) return 3;  // scores, probabilities, their gradient
   if (c.name == "mixed_0-d") return 2;  // PyTorch: the float32 operand, which is up to 2 in size
   return 0;
 }
 /// Ops with a float32 result that multiply in 16 bits under autocast.
-bool multiplies_in_low(const std::string& op) { return op == "linear_cross_entropy"; }
+/// Unit roundoff of 16-bit values inside an op whose result is float32.
+double roundoff_inside(const std::string& op, const Mode& mode) {
+  const bool rounds = op == "linear_cross_entropy" || (op == "cross_entropy" && mode.low_inputs);
+  return rounds ? unit_roundoff(mode.autocast) : 0;
+}
 
 class Golden : public ::testing::TestWithParam<GoldenOp> {};
 
@@ -225,7 +230,7 @@ void replay(const GoldenOp& op, const GoldenCase& c, const Mode& mode, Device de
     expect_dropped_or_kept(c, values[0], gradient_values[0], *out[0], *gradients[0], what);
 
   const double length = c.number("length"), extra = roundings(op.name, c);
-  const double u_inside = multiplies_in_low(op.name) ? unit_roundoff(mode.autocast) : 0;
+  const double u_inside = roundoff_inside(op.name, mode);
   double u = u_inside;
   bool half = false;
   for (std::size_t i = 0; i < out.size(); ++i) {
