@@ -170,6 +170,22 @@ AddLayerNormResult add_layer_norm(const Tensor& x, const Tensor& residual,
                                   const Tensor& weight = {}, const Tensor& bias = {},
                                   double eps = 1e-5);
 
+/// x * rstd * weight (optional) with rstd = 1 / sqrt(mean(x^2) + eps) over the last dimensions
+/// `normalized_shape` (Zhang and Sennrich, 2019).
+Tensor rms_norm(const Tensor& x, const Shape& normalized_shape, const Tensor& weight = {},
+                double eps = 1e-5);
+struct AddRmsNormResult {
+  Tensor normalized, sum;
+};
+/// sum = x + residual, normalized = rms_norm(sum) over the last dimension, in one pass.
+AddRmsNormResult add_rms_norm(const Tensor& x, const Tensor& residual, const Tensor& weight = {},
+                              double eps = 1e-5);
+
+// ---- gated activations (ops/swiglu.cpp) --------------------------------------------------------
+/// silu(gate) * up (Shazeer, 2020): (.., 2H), halves [gate | up], -> (.., H).
+///   Tensor y = linear(swiglu(linear(x, w_gate_up)), w_down);
+Tensor swiglu(const Tensor& gate_and_up);
+
 // ---- attention (ops/attention.cpp) -------------------------------------------------------------
 struct AttentionOptions {
   bool causal = false;  // query t attends to keys s <= t, also where T != S
@@ -194,6 +210,22 @@ struct SelfAttentionOptions {
 /// packed tensor.
 ///   Tensor y = self_attention(linear(x, w_qkv), {.heads = 12});
 Tensor self_attention(const Tensor& qkv, const SelfAttentionOptions& options);
+
+// ---- positions (ops/rotary.cpp) ----------------------------------------------------------------
+struct RotaryOptions {
+  Tensor positions = {};    // int64 or int32, (T) or (B, T); undefined: 0, 1, .., T - 1
+  std::int64_t offset = 0;  // added to positions
+  std::int64_t heads = 0;   // leading heads to rotate, the others are copied; 0: all
+  double base = 10000;
+};
+/// Rotary position embedding (Su et al., 2021) of x (B, T, H, D), D even and at most 512 -> the
+/// same: pair (x[i], x[i + D/2]) of a head turns by position * base^(-2i/D) radians. These are the
+/// pairs of Llama and Hugging Face ("rotate half"), not the paper's neighbours. Any strides are
+/// read in place if the last is 1; of a packed projection, rotate queries and keys at once:
+///   Tensor qkv = linear(x, w_qkv).reshape({B, T, H + 2 * G, D});
+///   Tensor y = self_attention(rotary_embedding(qkv, {.heads = H + G}).flatten(2), {.heads = H,
+///   ..});
+Tensor rotary_embedding(const Tensor& x, const RotaryOptions& options = {});
 
 // ---- random (ops/random.cpp) -------------------------------------------------------------------
 /// Zeroes each element with probability p, scales the rest by 1 / (1 - p); x itself if not

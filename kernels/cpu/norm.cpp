@@ -8,30 +8,12 @@
 
 #include "engine/thread_pool.h"
 #include "kernels/cpu/column_sums.h"
-#include "kernels/cpu/convert.h"
+#include "kernels/cpu/norm_rows.h"
 #include "kernels/cpu/row.h"
 #include "kernels/cpu/scratch.h"
 
 namespace mixtape::kernels::cpu {
 namespace {
-
-void check_rows(const char* op, const View& like, std::initializer_list<View> others) {
-  for (const View& v : others) {
-    if (!v) continue;
-    MT_CHECK(v.dim() == 2 && v.sizes == like.sizes && (v.size(1) <= 1 || v.stride(1) == 1), op,
-             ": expected row-major views of shape ", like.sizes, ", got sizes ", v.sizes,
-             " strides ", v.strides);
-  }
-}
-
-/// A (C) vector as type C, contiguous in `buffer`; null when absent.
-template <class C>
-const C* load_vector(const View& v, C* buffer) {
-  if (!v) return nullptr;
-  MT_CHECK(v.numel() <= 1 || v.stride(-1) == 1, "layer_norm: expected a contiguous vector");
-  load_elements(v.dtype, v.data, buffer, v.numel());
-  return buffer;
-}
 
 template <class C>
 struct RowStatistics {
@@ -71,26 +53,13 @@ void normalise_row(C* y, const C* x, std::int64_t n, const RowStatistics<C>& s, 
   });
 }
 
-/// x + residual, rounded to sum's dtype, stored there and returned as type C.
-template <class C>
-const C* add_residual(const LayerNormForward& args, std::int64_t row, C* x_buffer, C* r_buffer,
-                      C* s_buffer) {
-  const std::int64_t n = args.x.size(1);
-  const C* const x = load_row(args.x, row, x_buffer);
-  const C* const r = load_row(args.residual, row, r_buffer);
-  C* const s = open_row(args.sum, row, s_buffer);
-  for (std::int64_t i = 0; i < n; ++i) s[i] = x[i] + r[i];
-  store_row(args.sum, row, s);
-  return load_row(args.sum, row, s_buffer);
-}
-
 template <class C>
 void forward(const LayerNormForward& args) {
   const std::int64_t n = args.x.size(1);
   parallel_for(0, args.x.size(0), row_grain(n), [&](std::int64_t begin, std::int64_t end) {
     ScratchFrame frame;
-    const C* const weight = load_vector(args.weight, frame.take<C>(n));
-    const C* const bias = load_vector(args.bias, frame.take<C>(n));
+    const C* const weight = load_vector("layer_norm", args.weight, frame.take<C>(n));
+    const C* const bias = load_vector("layer_norm", args.bias, frame.take<C>(n));
     C* const x_buffer = frame.take<C>(n);
     C* const r_buffer = frame.take<C>(n);
     C* const s_buffer = frame.take<C>(n);
@@ -156,7 +125,7 @@ void backward_rows(const LayerNormBackward& args, std::int64_t begin, std::int64
                    double* total) {
   const std::int64_t n = args.x.size(1);
   ScratchFrame frame;
-  const C* const weight = load_vector(args.weight, frame.take<C>(n));
+  const C* const weight = load_vector("layer_norm", args.weight, frame.take<C>(n));
   C* const x_buffer = frame.take<C>(n);
   C* const dy_buffer = frame.take<C>(n);
   C* const dsum_buffer = frame.take<C>(n);

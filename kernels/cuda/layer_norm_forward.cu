@@ -49,19 +49,6 @@ __device__ __forceinline__ void store_statistics(const Operands<T>& o, std::int6
   if (o.rstd != nullptr) o.rstd[row] = s.rstd;
 }
 
-/// Adds the residual's unit to x's, rounded to T, and stores the sum.
-template <class T, bool kVector>
-__device__ __forceinline__ Unit<T, kVector> add_units(const Unit<T, kVector>& x,
-                                                      const Unit<T, kVector>& residual) {
-  constexpr int kWidth = kUnitWidth<T, kVector>;
-  float a[kWidth], b[kWidth];
-  unpack<T>(x, a);
-  unpack<T>(residual, b);
-#pragma unroll
-  for (int k = 0; k < kWidth; ++k) a[k] += b[k];
-  return pack<T>(a);
-}
-
 /// `lanes` threads share a row; a thread owns units lane, lane + lanes, ... (kUnits of them), with
 /// their weight and bias in registers throughout. The rows that a thread will need next are on
 /// their way to shared memory while it works on one, each thread fetching for itself.

@@ -56,6 +56,19 @@ __device__ __forceinline__ T pack(const float (&x)[1]) {
   return T(x[0]);
 }
 
+/// The sum of two units, rounded to T.
+template <class T, bool kVector>
+__device__ __forceinline__ Unit<T, kVector> add_units(const Unit<T, kVector>& x,
+                                                      const Unit<T, kVector>& y) {
+  constexpr int kWidth = kUnitWidth<T, kVector>;
+  float a[kWidth], b[kWidth];
+  unpack<T>(x, a);
+  unpack<T>(y, b);
+#pragma unroll
+  for (int k = 0; k < kWidth; ++k) a[k] += b[k];
+  return pack<T>(a);
+}
+
 /// Hides where a unit came from: the compiler then unpacks it again after this point rather than
 /// keep the unpacked values (twice or four times the registers) alive across it.
 __device__ __forceinline__ void keep_packed(uint4& unit) {

@@ -147,6 +147,14 @@ MT_RUN(add_layer_norm) {
       add_layer_norm(call.in[0], call.in[1], call.optional(2), call.optional(3));
   return {r.normalized, r.sum};
 }
+MT_RUN(rms_norm) {
+  return {rms_norm(call.in[0], call.c.list("normalized"), call.optional(1), call.c.number("eps"))};
+}
+MT_RUN(add_rms_norm) {
+  const AddRmsNormResult r = add_rms_norm(call.in[0], call.in[1], call.optional(2));
+  return {r.normalized, r.sum};
+}
+MT_RUN(swiglu) { return {swiglu(call.in[0])}; }
 MT_RUN(dropout) {
   return {dropout(call.in[0], call.c.number("p"), call.c.integer("training") != 0)};
 }
@@ -163,6 +171,12 @@ MT_RUN(self_attention) {
   return {self_attention(call.in[0], {.heads = call.c.integer("heads"),
                                       .kv_heads = call.c.integer("kv_heads"),
                                       .causal = causal(call)})};
+}
+MT_RUN(rotary_embedding) {
+  return {rotary_embedding(call.in[0], {.positions = call.optional(1),
+                                        .offset = call.c.integer("offset"),
+                                        .heads = call.c.integer("heads"),
+                                        .base = call.c.number("base")})};
 }
 
 // ---- convolution and pooling -------------------------------------------------------------------

@@ -1001,6 +1001,89 @@ void add_cases<OpId::add_layer_norm>(List& list) {
        .intermediate_roundings = 2,
        .ulps = 64});
 }
+
+Array rms_normalised(const Array& x, std::int64_t c, const Array* w) {
+  Array y(x.shape);
+  for (std::int64_t r = 0; r < x.numel() / c; ++r) {
+    double mean_square = 0;
+    for (std::int64_t j = 0; j < c; ++j)
+      mean_square += x[r * c + j] * x[r * c + j] / static_cast<double>(c);
+    for (std::int64_t j = 0; j < c; ++j)
+      y[r * c + j] = x[r * c + j] / std::sqrt(mean_square + 1e-5) * (w ? (*w)[j] : 1);
+  }
+  return y;
+}
+template <>
+void add_cases<OpId::rms_norm>(List& list) {
+  for (const Shape& s : std::vector<Shape>{{1, 6}, {0, 8}, {5, 16}, {7, 33}, {2, 3, 768}}) {
+    const Shape c = {s.back()};
+    list.push_back(
+        {.op = "rms_norm",
+         .variant = detail::concat(s),
+         .args = {Arg::real(s), Arg::real(c)},
+         .run = [c](const Args& x) { return rms_norm(x[0], c, x[1]); },
+         .reference = [](const Arrays& x) { return rms_normalised(x[0], x[1].numel(), &x[1]); },
+         .length = s.back(),
+         .second_order = false,
+         .ulps = 16});
+  }
+  list.push_back({.op = "rms_norm",
+                  .variant = "two dimensions, no weight",
+                  .args = {Arg::real({3, 4, 5})},
+                  .run =
+                      [](const Args& x) {
+                        return rms_norm(x[0], {4, 5});
+                      },
+                  .reference = [](const Arrays& x) { return rms_normalised(x[0], 20, nullptr); },
+                  .length = 20,
+                  .second_order = false,
+                  .ulps = 16});
+}
+template <>
+void add_cases<OpId::add_rms_norm>(List& list) {
+  list.push_back({.op = "add_rms_norm",
+                  .variant = "both outputs",
+                  .args = {Arg::real({5, 24}), Arg::real({5, 24}), Arg::real({24})},
+                  .run =
+                      [](const Args& x) {
+                        const auto [y, s] = add_rms_norm(x[0], x[1], x[2]);
+                        return add(y, mul(s, 0.5));
+                      },
+                  .reference =
+                      [](const Arrays& x) {
+                        const Array s = zip(x[0], x[1], [](double a, double b) { return a + b; });
+                        return zip(rms_normalised(s, 24, &x[2]), s,
+                                   [](double a, double b) { return a + 0.5 * b; });
+                      },
+                  .length = 24,
+                  .second_order = false,
+                  .intermediate_roundings = 2,
+                  .ulps = 64});
+}
+template <>
+void add_cases<OpId::swiglu>(List& list) {
+  for (const Shape& s :
+       std::vector<Shape>{{2}, {1, 6}, {0, 4}, {5, 32}, {7, 66}, {2, 3, 130}, {3, 2048}}) {
+    list.push_back({.op = "swiglu",
+                    .variant = detail::concat(s),
+                    .args = {Arg::real(s, -4, 4)},
+                    .run = [](const Args& x) { return swiglu(x[0]); },
+                    .reference =
+                        [](const Arrays& x) {
+                          Shape half = x[0].shape;
+                          const std::int64_t h = half.back() / 2;
+                          half[half.size() - 1] = h;
+                          Array y(half);
+                          for (std::int64_t i = 0; i < y.numel(); ++i) {
+                            const std::int64_t at = i / h * 2 * h + i % h;
+                            y[i] = x[0][at] / (1 + std::exp(-x[0][at])) * x[0][at + h];
+                          }
+                          return y;
+                        },
+                    .second_order = false,
+                    .ulps = 16});
+  }
+}
 template <>
 void add_cases<OpId::dropout>(
     List& list) {  // the mask is fixed by the seed; forward is checked in random_test.cpp
@@ -1154,6 +1237,61 @@ void add_cases<OpId::self_attention>(List& list) {
            .intermediate_roundings = 2,
            .ulps = 64});
     }
+  }
+}
+
+struct RotaryCase {
+  Shape x;  // (B, T, H, D)
+  RotaryOptions options;
+  Shape positions;  // of an index argument; none if empty
+};
+Array rotated(const Array& x, const Array* positions, const RotaryOptions& o) {
+  const std::int64_t t = x.shape[1], d = x.shape[3], half = d / 2;
+  const std::int64_t heads = o.heads == 0 ? x.shape[2] : o.heads;
+  Array y(x.shape);
+  std::int64_t i = 0;
+  for_each_position(x.shape, [&](const Shape& at) {
+    const std::int64_t pair = at[3] % half;
+    const double position =
+        (positions == nullptr
+             ? static_cast<double>(at[1])
+             : (*positions)[positions->shape.size() == 1 ? at[1] : at[0] * t + at[1]]) +
+        static_cast<double>(o.offset);
+    const double angle =
+        position * std::pow(o.base, -2.0 * static_cast<double>(pair) / static_cast<double>(d));
+    const double other = at[3] < half ? -x[i + half] : x[i - half];
+    y[i] = at[2] < heads ? x[i] * std::cos(angle) + other * std::sin(angle) : x[i];
+    ++i;
+  });
+  return y;
+}
+template <>
+void add_cases<OpId::rotary_embedding>(List& list) {
+  for (const RotaryCase& r : std::vector<RotaryCase>{{{2, 5, 3, 8}, {}, {}},
+                                                     {{1, 7, 2, 10}, {.offset = 11}, {}},
+                                                     {{2, 3, 6, 16}, {.heads = 4}, {}},
+                                                     {{1, 4, 1, 2}, {.base = 500}, {}},
+                                                     {{2, 6, 2, 64}, {}, {6}},
+                                                     {{3, 4, 2, 6}, {.offset = -2}, {3, 4}},
+                                                     {{2, 0, 2, 8}, {}, {}}}) {
+    std::vector<Arg> args = {Arg::real(r.x)};
+    if (!r.positions.empty()) args.push_back(Arg::index(r.positions, 40));
+    list.push_back({.op = "rotary_embedding",
+                    .variant = detail::concat(r.x, " heads ", r.options.heads, " offset ",
+                                              r.options.offset, " positions ", r.positions),
+                    .args = args,
+                    .run =
+                        [o = r.options](const Args& x) {
+                          RotaryOptions options = o;
+                          if (x.size() > 1) options.positions = x[1];
+                          return rotary_embedding(x[0], options);
+                        },
+                    .reference =
+                        [o = r.options](const Arrays& x) {
+                          return rotated(x[0], x.size() > 1 ? &x[1] : nullptr, o);
+                        },
+                    .length = 2,
+                    .ulps = 96});  // angles of up to 40 radians, each off by up to 1.5 ulp
   }
 }
 
