@@ -77,6 +77,23 @@ LayerNorm::LayerNorm(const Shape& normalized, LayerNormConfig config)
 }
 std::string LayerNorm::describe() const { return text("LayerNorm", detail::concat(normalized_)); }
 
+RmsNorm::RmsNorm(const Shape& normalized, RmsNormConfig config)
+    : normalized_(normalized), config_(config) {
+  weight = ones(normalized);
+  add_parameter("weight", weight);
+}
+std::string RmsNorm::describe() const { return text("RmsNorm", detail::concat(normalized_)); }
+
+SwiGlu::SwiGlu(std::int64_t features, std::int64_t hidden, SwiGluConfig config)
+    : gate_up(features, 2 * hidden, {.bias = config.bias}),
+      down(hidden, features, {.bias = config.bias}) {
+  add("gate_up", gate_up);
+  add("down", down);
+}
+std::string SwiGlu::describe() const {
+  return text("SwiGlu", detail::concat(down.weight.size(0), ", ", down.weight.size(1)));
+}
+
 Embedding::Embedding(std::int64_t count, std::int64_t features, std::int64_t padding_index)
     : padding_index_(padding_index) {
   MT_CHECK(padding_index < count, "Embedding: expected a padding index below ", count, ", got ",

@@ -81,6 +81,36 @@ class LayerNorm : public Module<LayerNorm> {
   LayerNormConfig config_;
 };
 
+/// Over the last dimensions `normalized`: (.., normalized) -> the same.
+struct RmsNormConfig {
+  double eps = 1e-5;
+};
+class RmsNorm : public Module<RmsNorm> {
+ public:
+  explicit RmsNorm(const Shape& normalized, RmsNormConfig config = {});
+  Tensor forward(const Tensor& x) { return rms_norm(x, normalized_, weight, config_.eps); }
+  std::string describe() const override;
+  Tensor weight;
+
+ private:
+  Shape normalized_;
+  RmsNormConfig config_;
+};
+
+/// The gated feed-forward block of Llama: down(silu(gate(x)) * up(x)), with gate and up in one
+/// product: (.., features) -> the same.
+struct SwiGluConfig {
+  bool bias = false;
+};
+class SwiGlu : public Module<SwiGlu> {
+ public:
+  SwiGlu(std::int64_t features, std::int64_t hidden, SwiGluConfig config = {});
+  Tensor forward(const Tensor& x) { return down(swiglu(gate_up(x))); }
+  std::string describe() const override;
+  Linear gate_up;  // weight (2 hidden, features): gate's rows first
+  Linear down;
+};
+
 /// Class indices (..) -> (.., C).
 class Embedding : public Module<Embedding> {
  public:
