@@ -1,6 +1,7 @@
 #include "engine/backward.h"
 
 #include <algorithm>
+#include <utility>
 
 #include "engine/anomaly.h"
 #include "engine/cast_op.h"
@@ -11,6 +12,9 @@
 #include "kernels/reduce.h"
 
 namespace mixtape {
+
+thread_local constinit BackwardRun* BackwardRun::current_ = nullptr;
+
 namespace {
 
 /// True when nobody else can see t's memory, so that a sum may be made in it.
@@ -105,6 +109,21 @@ int BackwardRun::leaf_index(TensorImpl* leaf) {
   return it->second;
 }
 
+BackwardRun::NodeEntry& BackwardRun::entry_of(const Node* node) {
+  const auto it = index_.find(node);
+  MT_CHECK(it != index_.end(), "checkpoint: the recomputation used the result of ",
+           node->table->info->name, ", which forward did not use; expected the same in both");
+  return nodes_[static_cast<std::size_t>(it->second)];
+}
+
+BackwardRun::LeafEntry& BackwardRun::entry_of(const TensorImpl* leaf) {
+  const auto it = index_.find(leaf);
+  MT_CHECK(it != index_.end(), "checkpoint: the recomputation used ",
+           leaf->leaf && !leaf->leaf->name.empty() ? leaf->leaf->name : "a leaf",
+           ", which forward did not use; expected the same in both");
+  return leaves_[static_cast<std::size_t>(it->second)];
+}
+
 void BackwardRun::discover() {
   std::vector<Node*> stack;
   std::vector<char> visited;
@@ -117,6 +136,7 @@ void BackwardRun::discover() {
   };
   for (std::size_t i = 0, captured = nodes_.size(); i < captured; ++i) visit(nodes_[i].node);
   for (const auto& [edge, gradient] : roots_) {
+    if (leads_out(edge)) continue;
     if (edge.leaf)
       ++leaves_[static_cast<std::size_t>(leaf_index(edge.leaf.get()))].remaining;
     else
@@ -126,9 +146,10 @@ void BackwardRun::discover() {
     Node* node = stack.back();
     stack.pop_back();
     for (const Edge& edge : node->edges) {
+      if (!edge || leads_out(edge)) continue;
       if (edge.leaf)
         ++leaves_[static_cast<std::size_t>(leaf_index(edge.leaf.get()))].remaining;
-      else if (edge.node)
+      else
         visit(edge.node.get());
     }
   }
@@ -142,13 +163,14 @@ void BackwardRun::mark_needed() {
   for (LeafEntry& leaf : leaves_) leaf.needed = accumulate_ || !leaf.captures.empty();
   for (auto entry = nodes_.rbegin(); entry != nodes_.rend(); ++entry) {  // inputs before consumers
     entry->needed = accumulate_ || !entry->captures.empty();
-    for (const Edge& edge : entry->node->edges) {
-      if (edge.leaf)
-        entry->needed |= leaves_[static_cast<std::size_t>(index_.at(edge.leaf.get()))].needed;
-      else if (edge.node)
-        entry->needed |= nodes_[static_cast<std::size_t>(index_.at(edge.node.get()))].needed;
-    }
+    for (const Edge& edge : entry->node->edges) entry->needed |= wanted(edge);
   }
+}
+
+bool BackwardRun::wanted(const Edge& edge) {
+  if (!edge) return false;
+  if (leads_out(edge)) return outer_->wanted(edge);
+  return edge.leaf ? entry_of(edge.leaf.get()).needed : entry_of(edge.node.get()).needed;
 }
 
 // ---- the pass
@@ -158,8 +180,12 @@ void BackwardRun::run() {
   const ThreadState caller = thread_state;
   struct Restore {
     ThreadState state;
-    ~Restore() { thread_state = state; }
-  } restore{caller};
+    BackwardRun* run;
+    ~Restore() {
+      thread_state = state;
+      current_ = run;
+    }
+  } restore{caller, std::exchange(current_, this)};
   thread_state.grad = create_graph_;
   thread_state.inference = false;
   try {
@@ -178,8 +204,7 @@ void BackwardRun::run_node(NodeEntry& entry) {
   Node& node = *entry.node;
   if (!entry.needed) {
     for (const Edge& edge : node.edges) {
-      if (edge.leaf)
-        finish_contribution(leaves_[static_cast<std::size_t>(index_.at(edge.leaf.get()))]);
+      if (edge.leaf && !leads_out(edge)) finish_contribution(entry_of(edge.leaf.get()));
     }
     return;
   }
@@ -198,7 +223,7 @@ void BackwardRun::run_node(NodeEntry& entry) {
                                [](const Tensor& g) { return g.defined(); });
   SmallVector<GradDst, 3> dx(node.edges.size());
   if (any) {
-    scaled_ |= node.scaled_loss;
+    outermost().scaled_ |= node.scaled_loss;
     prepare(entry, dx);
     call_backward(entry, dx);
   }
@@ -220,11 +245,8 @@ void BackwardRun::prepare(NodeEntry& entry, SmallVector<GradDst, 3>& dx) {
     GradDst& dst = dx[i];
     dst.meta_ = node.inputs[i];
     dst.device_ = node.device;
-    if (edge.leaf)
-      dst.wanted_ = leaves_[static_cast<std::size_t>(index_.at(edge.leaf.get()))].needed;
-    else if (edge.node)
-      dst.wanted_ = nodes_[static_cast<std::size_t>(index_.at(edge.node.get()))].needed;
-    if (dst.wanted_ && accumulate_ && !create_graph_ && node.stream == main_stream_)
+    dst.wanted_ = wanted(edge);
+    if (dst.wanted_ && accumulate_ && !create_graph_ && node.stream == outermost().main_stream_)
       dst.direct_ = direct_leaf(edge);
   }
   for (int i = 0; i < dx.size();
@@ -238,8 +260,9 @@ void BackwardRun::prepare(NodeEntry& entry, SmallVector<GradDst, 3>& dx) {
 TensorImpl* BackwardRun::direct_leaf(const Edge& edge) {
   const Edge* last = &edge;
   if (edge.node) {
+    if (leads_out(edge)) return outer_->direct_leaf(edge);
     const Node& cast = *edge.node;
-    const NodeEntry& cast_entry = nodes_[static_cast<std::size_t>(index_.at(&cast))];
+    const NodeEntry& cast_entry = entry_of(&cast);
     if (cast.table != &op_table<CastOp> || cast.extras || !cast_entry.captures.empty())
       return nullptr;
     last = &cast.edges[0];
@@ -292,24 +315,30 @@ void BackwardRun::deliver(NodeEntry& entry, SmallVector<GradDst, 3>& dx) {
     const Edge& edge = node.edges[i];
     GradDst& dst = dx[i];
     if (dst.written_ == GradDst::Written::leaf) {
-      leaves_[static_cast<std::size_t>(index_.at(dst.direct_))].touched = true;
+      outermost().entry_of(dst.direct_).touched = true;
     }
     if (dst.written_ == GradDst::Written::tensor)
       route(edge, std::move(dst.result_));
-    else if (edge.leaf)
-      finish_contribution(leaves_[static_cast<std::size_t>(index_.at(edge.leaf.get()))]);
+    else if (edge.leaf && !leads_out(edge))
+      finish_contribution(entry_of(edge.leaf.get()));
   }
 }
 
 void BackwardRun::route(const Edge& edge, Tensor gradient) {
+  receive(edge, gradient);
+  gradient = {};
+  if (edge.leaf && !leads_out(edge)) finish_contribution(entry_of(edge.leaf.get()));
+}
+
+/// Adds a contribution, of this pass or of one within it; may take `gradient` over.
+void BackwardRun::receive(const Edge& edge, Tensor& gradient) {
+  if (leads_out(edge)) return outer_->receive(edge, gradient);
   if (edge.leaf) {
-    LeafEntry& entry = leaves_[static_cast<std::size_t>(index_.at(edge.leaf.get()))];
+    LeafEntry& entry = entry_of(edge.leaf.get());
     if (entry.needed) contribute(entry, gradient);
-    gradient = {};
-    return finish_contribution(entry);
+    return;
   }
-  Tensor& slot =
-      nodes_[static_cast<std::size_t>(index_.at(edge.node.get()))].gradients[edge.output];
+  Tensor& slot = entry_of(edge.node.get()).gradients[edge.output];
   if (slot)
     sum_into(slot, gradient);
   else

@@ -7,7 +7,7 @@
 namespace mixtape {
 namespace {
 
-std::atomic<std::uint64_t> next_sequence{1};
+std::atomic<std::uint64_t> sequences{1};
 
 constexpr std::size_t round_up(std::size_t n, std::size_t to) { return (n + to - 1) / to * to; }
 constexpr std::size_t kOpOffset = round_up(sizeof(Node), alignof(std::max_align_t));
@@ -21,12 +21,14 @@ const void* Node::op() const { return reinterpret_cast<const char*>(this) + kOpO
 Ref<Node> Node::create(const OpTable& table, const void* op) {
   Node* node = new (pool_allocate(bytes(table))) Node;
   node->table = &table;
-  node->sequence = next_sequence.fetch_add(1, std::memory_order_relaxed);
+  node->sequence = sequences.fetch_add(1, std::memory_order_relaxed);
   node->autocast = thread_state;
   table.copy(const_cast<void*>(node->op()), op);
   if (anomaly_enabled()) node->extra().where = describe_call_site();
   return Ref<Node>::adopt(node);
 }
+
+std::uint64_t Node::next_sequence() { return sequences.load(std::memory_order_relaxed); }
 
 void Node::destroy(Node* node) noexcept {
   // Freeing a node frees its edges, which frees more nodes: those go to a list instead of the

@@ -32,6 +32,8 @@ struct NodeExtras {
 
 struct Node : RefCounted {
   static Ref<Node> create(const OpTable& table, const void* op);
+  /// Nodes created on this thread from now on have at least this sequence, those before less.
+  static std::uint64_t next_sequence();
   /// Iterative: a graph of any depth is freed in constant stack.
   static void destroy(Node* node) noexcept;
 

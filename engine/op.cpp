@@ -2,6 +2,7 @@
 
 #include "engine/autocast.h"
 #include "engine/cast_op.h"
+#include "engine/gradient_uses.h"
 #include "engine/graph_recorder.h"
 #include "engine/node.h"
 #include "engine/op_scope.h"
@@ -66,6 +67,8 @@ Tensors apply_impl(const OpTable& table, const void* op, Inputs in) {
   if (graph_recorder != nullptr) [[unlikely]] {
     for (const Tensor& t : in) graph_recorder->note_read(t);
   }
+  if (GradientUses* uses = GradientUses::current()) [[unlikely]]
+    uses->note(in);
 
   SmallVector<Tensor, 4> cast_inputs;
   if (thread_state.autocast && &table != &op_table<CastOp>) {
@@ -111,8 +114,10 @@ Tensor apply_view_impl(const OpTable& table, const void* op, const Tensor& in) {
   const OpScope scope(info.name);
   if (graph_recorder != nullptr) [[unlikely]]
     graph_recorder->note_read(in);
-  Tensor out = table.view(op, in);
   const Inputs inputs(&in, 1);
+  if (GradientUses* uses = GradientUses::current()) [[unlikely]]
+    uses->note(inputs);
+  Tensor out = table.view(op, in);
   if (!wants_recording(info, inputs)) return out;
   const Ref<Node> node = make_node(table, op, inputs, in.device());
   node->saved.node_ = node.get();

@@ -5,6 +5,7 @@
 // takes over the result's history. A leaf that requires a gradient and a view cannot be written on
 // the tape.
 #include "engine/generator.h"
+#include "engine/gradient_uses.h"
 #include "engine/node.h"
 #include "engine/tensor_detail.h"
 #include "engine/transfer.h"
@@ -19,6 +20,10 @@ using kernels::BinaryOp;
 using kernels::Operand;
 
 bool records(const Tensor& target, const Tensor& operand) {
+  if (GradientUses* uses = GradientUses::current()) [[unlikely]] {
+    const Tensor read[] = {target, operand};
+    uses->note(read);
+  }
   return thread_state.grad && (target.requires_grad() || operand.requires_grad());
 }
 

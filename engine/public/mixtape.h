@@ -13,6 +13,7 @@
 #include "engine/tensor.h"
 #include "engine/thread_pool.h"
 #include "nn/attention.h"
+#include "nn/checkpoint.h"
 #include "nn/init.h"
 #include "nn/layers.h"
 #include "nn/module.h"

@@ -1,0 +1,19 @@
+// Recomputation: a function whose results are kept but not what was made on the way; backward runs
+// it again, recorded, and differentiates that (Chen et al. 2016, "Training deep nets with sublinear
+// memory cost"). nn/checkpoint.h is the user's side.
+#pragma once
+
+#include <functional>
+#include <vector>
+
+#include "engine/op.h"
+
+namespace mixtape {
+
+using RecomputedFunction = std::function<std::vector<Tensor>(Inputs)>;
+
+/// function(inputs), recorded as one node. Its edges lead to every tensor that the function reads
+/// and that a gradient can flow to, whether passed or captured, so that leaf hooks wait for it.
+std::vector<Tensor> apply_recomputed(RecomputedFunction function, Inputs inputs);
+
+}  // namespace mixtape
