@@ -14,30 +14,7 @@
 
 namespace mixtape::kernels::cuda {
 
-// ---- rows on their way to shared memory ----------------------------------------------------
-
-/// One unit to shared memory: asynchronously where the hardware can (4 or 16 bytes), else at once.
-template <class T, bool kVector>
-__device__ __forceinline__ void fetch_unit(Unit<T, kVector>* to, const T* from) {
-  const auto address = static_cast<unsigned>(__cvta_generic_to_shared(to));
-  if constexpr (kVector)
-    asm volatile("cp.async.cg.shared.global [%0], [%1], 16;" ::"r"(address), "l"(from) : "memory");
-  else if constexpr (sizeof(T) == 4)
-    asm volatile("cp.async.ca.shared.global [%0], [%1], 4;" ::"r"(address), "l"(from) : "memory");
-  else
-    *to = read_unit<T, kVector>(from, 0);
-}
-/// Ends this thread's group of fetches.
-__device__ __forceinline__ void commit_fetches() {
-  asm volatile("cp.async.commit_group;" ::: "memory");
-}
-/// Waits until at most `pending` (1 or 2) of this thread's groups are under way.
-__device__ __forceinline__ void wait_for_fetches(int pending) {
-  if (pending == 2)
-    asm volatile("cp.async.wait_group 2;" ::: "memory");
-  else
-    asm volatile("cp.async.wait_group 1;" ::: "memory");
-}
+// ---- device side ---------------------------------------------------------------------------
 
 /// N sums over the threads that share a row: `lanes` of a warp, or with kWide whole warps, whose
 /// sums meet in `scratch` behind the named barrier of the group, so that other groups of the block

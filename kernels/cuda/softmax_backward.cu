@@ -1,6 +1,7 @@
 // Backward of softmax and log-softmax: y and dy are read once, dx is written once. Rows are divided
-// as in softmax_forward.cu.
+// as in softmax_forward.cu: among lanes, a block, or a cluster of blocks.
 #include "kernels/cuda/online_softmax.cuh"
+#include "kernels/cuda/row_cluster.cuh"
 #include "kernels/cuda/rows.cuh"
 #include "kernels/softmax.h"
 
@@ -144,6 +145,66 @@ __global__ void __launch_bounds__(1024)
   if (edge >= 0) dx[base + edge] = T(softmax_gradient<T>(edge_dy, edge_y, dot, log));
 }
 
+/// One row a cluster; each thread keeps up to `held` units of y and of dy in shared memory, which
+/// it alone reads. All three operands have the same address modulo 16.
+template <class T>
+__global__ void __launch_bounds__(kClusterThreads)
+    softmax_backward_cluster_kernel(T* __restrict__ dx, const T* __restrict__ dy,
+                                    const T* __restrict__ y, int columns, bool log, int held) {
+#if !defined(__CUDA_ARCH__) || __CUDA_ARCH__ >= 900
+  constexpr int kWidth = kUnitWidth<T, true>;
+  extern __shared__ uint4 cache[];
+  __shared__ float scratch[2 * kWarp];
+  __shared__ float2 dots[kMaxCluster];  // of the cluster's blocks: sum and live
+  const RowCluster cluster;
+  uint4* const y_cache = cache + threadIdx.x;
+  uint4* const dy_cache = y_cache + held * kClusterThreads;
+  const std::int64_t base = cluster.row * columns;
+  const RowParts parts = split_row(y + base, columns);
+  const std::int64_t body = base + parts.head;
+  const int edge = parts.edge_column(cluster.thread);
+
+  cluster.for_units(parts.units, held, [&](int u, int i) {
+    fetch_unit<T, true>(y_cache + i * kClusterThreads, y + body + u * kWidth);
+    fetch_unit<T, true>(dy_cache + i * kClusterThreads, dy + body + u * kWidth);
+  });
+  commit_fetches();
+  RowDot<float> dot;
+  float edge_y = 0, edge_dy = 0;
+  if (edge >= 0) {
+    edge_y = static_cast<float>(y[base + edge]);
+    edge_dy = static_cast<float>(dy[base + edge]);
+    dot.add(edge_dy, edge_y, log);
+  }
+  wait_for_fetches(0);
+  cluster.for_units(parts.units, held, [&](int, int i) {
+    float vy[kWidth], vdy[kWidth];
+    unpack<T>(y_cache[i * kClusterThreads], vy);
+    unpack<T>(dy_cache[i * kClusterThreads], vdy);
+#pragma unroll
+    for (int k = 0; k < kWidth; ++k) dot.add(vdy[k], vy[k], log);
+  });
+  float sums[2] = {dot.sum, dot.live};
+  block_sums(sums, scratch);
+  cluster.exchange(dots, make_float2(sums[0], sums[1]));
+  dot = {};
+  for (int b = 0; b < cluster.blocks; ++b) {
+    dot.sum += dots[b].x;
+    dot.live += dots[b].y;
+  }
+
+  cluster.for_units(parts.units, held, [&](int u, int i) {
+    float vy[kWidth], vdy[kWidth];
+    unpack<T>(y_cache[i * kClusterThreads], vy);
+    unpack<T>(dy_cache[i * kClusterThreads], vdy);
+#pragma unroll
+    for (int k = 0; k < kWidth; ++k) vdy[k] = softmax_gradient<T>(vdy[k], vy[k], dot, log);
+    store_unit<T, true>(dx + body, u, pack<T>(vdy));
+  });
+  if (edge >= 0) dx[base + edge] = T(softmax_gradient<T>(edge_dy, edge_y, dot, log));
+#endif
+}
+
 template <class C>
 __global__ void softmax_backward_any_dtype_kernel(AnyRows dx, AnyRows dy, AnyRows y,
                                                   std::int64_t rows, std::int64_t columns,
@@ -181,6 +242,9 @@ template <class T>
 void launch_rows(cudaStream_t stream, Operands<T> o, RowShape shape, bool log) {
   if (shape.columns > kWarpColumns) {
     const int columns = static_cast<int>(shape.columns);
+    if (launch_clusters<softmax_backward_cluster_kernel<T>, T>(stream, shape, 2, o.dx, o.dy, o.y,
+                                                               columns, log))
+      return;
     const BlockShape block = block_shape<T>(softmax_backward_block_kernel<T>, columns, 2, true);
     softmax_backward_block_kernel<T>
         <<<static_cast<unsigned>(shape.rows), block.threads, block.shared_bytes, stream>>>(

@@ -2,9 +2,11 @@
 //
 // Up to 1024 columns a group of lanes keeps its row in registers. Longer rows take a block each,
 // which keeps the row in shared memory between the two passes (maximum and sum together, online:
-// Milakov and Gimelshein 2018; then the output); what does not fit is read again. f64 and mixed
-// dtypes take a plain kernel. Reductions are trees of fixed shape: deterministic.
+// Milakov and Gimelshein 2018; then the output), and from 64 KiB a cluster of blocks where the
+// device has those; what does not fit is read again. f64 and mixed dtypes take a plain kernel.
+// Reductions are trees of fixed shape: deterministic on one model of device.
 #include "kernels/cuda/online_softmax.cuh"
+#include "kernels/cuda/row_cluster.cuh"
 #include "kernels/cuda/rows.cuh"
 #include "kernels/softmax.h"
 
@@ -127,6 +129,65 @@ __global__ void __launch_bounds__(1024)
   if (edge >= 0) y[edge] = T(softmax_value<T>(edge_value, norm, log));
 }
 
+/// One row a cluster; each thread keeps up to `held` units in shared memory, which it alone reads.
+/// x and y have the same address modulo 16.
+template <class T>
+__global__ void __launch_bounds__(kClusterThreads)
+    softmax_forward_cluster_kernel(T* __restrict__ y, const T* __restrict__ x, int columns,
+                                   bool log, int held) {
+#if !defined(__CUDA_ARCH__) || __CUDA_ARCH__ >= 900
+  constexpr int kWidth = kUnitWidth<T, true>;
+  extern __shared__ uint4 cache[];
+  __shared__ float2 totals[kMaxCluster];  // of the cluster's blocks: maximum and sum
+  const RowCluster cluster;
+  uint4* const mine = cache + threadIdx.x;
+  x += cluster.row * columns;
+  y += cluster.row * columns;
+  const RowParts parts = split_row(x, columns);
+  const int edge = parts.edge_column(cluster.thread);
+
+  cluster.for_units(parts.units, held, [&](int u, int i) {
+    fetch_unit<T, true>(mine + i * kClusterThreads, x + parts.head + u * kWidth);
+  });
+  commit_fetches();
+  const float edge_value = edge >= 0 ? static_cast<float>(x[edge]) : -INFINITY;
+  OnlineSum own{edge_value, 0};
+  wait_for_fetches(0);
+  cluster.for_units(parts.units, held, [&](int, int i) {
+    float v[kWidth];
+    unpack<T>(mine[i * kClusterThreads], v);
+#pragma unroll
+    for (int k = 0; k < kWidth; ++k) own.max = fmaxf(own.max, v[k]);
+  });
+  const float base = finite_max(own.max);
+  own.sum = exp_for<T>(edge_value - base);
+  cluster.for_units(parts.units, held, [&](int, int i) {
+    float v[kWidth];
+    unpack<T>(mine[i * kClusterThreads], v);
+#pragma unroll
+    for (int k = 0; k < kWidth; ++k) own.sum += exp_for<T>(v[k] - base);
+  });
+  own = own.block_total();
+  // A block that holds only -inf has sum 0; its maximum, then 0, is not one of the row.
+  cluster.exchange(totals, make_float2(own.sum == 0 ? -INFINITY : own.max, own.sum));
+  OnlineSum row;
+  for (int b = 0; b < cluster.blocks; ++b) row.max = fmaxf(row.max, totals[b].x);
+  row.max = finite_max(row.max);
+  for (int b = 0; b < cluster.blocks; ++b) row.sum += totals[b].y * expf(totals[b].x - row.max);
+
+  Normalizer<float> norm = log_normalizer(row.max, row.sum);
+  if (!log) norm.multiply = row.sum == 0 ? 0.0f : 1.0f / row.sum;
+  cluster.for_units(parts.units, held, [&](int u, int i) {
+    float v[kWidth];
+    unpack<T>(mine[i * kClusterThreads], v);
+#pragma unroll
+    for (int k = 0; k < kWidth; ++k) v[k] = softmax_value<T>(v[k], norm, log);
+    store_unit<T, true>(y + parts.head, u, pack<T>(v));
+  });
+  if (edge >= 0) y[edge] = T(softmax_value<T>(edge_value, norm, log));
+#endif
+}
+
 template <class C>
 __global__ void softmax_forward_any_dtype_kernel(AnyRows y, AnyRows x, std::int64_t rows,
                                                  std::int64_t columns, bool log) {
@@ -162,6 +223,8 @@ void launch_warp(cudaStream_t stream, T* y, const T* x, RowShape shape, bool log
 template <class T>
 void launch_block(cudaStream_t stream, T* y, const T* x, RowShape shape, bool log) {
   const int columns = static_cast<int>(shape.columns);
+  if (launch_clusters<softmax_forward_cluster_kernel<T>, T>(stream, shape, 1, y, x, columns, log))
+    return;
   const BlockShape block = block_shape<T>(softmax_forward_block_kernel<T>, columns, 1);
   softmax_forward_block_kernel<T>
       <<<static_cast<unsigned>(shape.rows), block.threads, block.shared_bytes, stream>>>(
