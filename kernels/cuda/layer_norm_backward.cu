@@ -40,9 +40,9 @@ struct RowMeans {
   C g, gx, shift;
 
   /// From the sums of g, g * xh and xh, with xh = (x - mean) * rstd before the shift.
-  __device__ __forceinline__ RowMeans(C sum_g, C sum_gx, C sum_x, C columns)
-      : g(sum_g / columns), shift(sum_x / columns) {
-    gx = (sum_gx - shift * sum_g) / columns;
+  __device__ __forceinline__ RowMeans(C sum_g, C sum_gx, C sum_x, C one_over_columns)
+      : g(sum_g * one_over_columns), shift(sum_x * one_over_columns) {
+    gx = (sum_gx - shift * sum_g) * one_over_columns;
   }
 };
 
@@ -93,6 +93,7 @@ __global__ void __launch_bounds__(max_threads<kVector>(kUnits* kUnitWidth<T, kVe
   __shared__ float scratch[2][3][kWarp];
   const int lane = threadIdx.x % lanes, group = threadIdx.x / lanes, groups = blockDim.x / lanes;
   const int columns = units * kWidth, threads = blockDim.x;
+  const float one_over_columns = 1.0f / static_cast<float>(columns);
   float weight[kUnits][kWidth], dweight[kUnits][kWidth] = {}, dbias[kUnits][kWidth] = {};
 #pragma unroll
   for (int i = 0; i < kUnits; ++i)
@@ -151,7 +152,7 @@ __global__ void __launch_bounds__(max_threads<kVector>(kUnits* kUnitWidth<T, kVe
       }
     }
     group_sums<kWide>(sums, lanes, group, scratch[half]);
-    const RowMeans<float> means(sums[0], sums[1], sums[2], static_cast<float>(columns));
+    const RowMeans<float> means(sums[0], sums[1], sums[2], one_over_columns);
     const float minus_g = -means.g * rstd, minus_gx = -means.gx * rstd;
 #pragma unroll
     for (int i = 0; i < kUnits; ++i) {
@@ -224,7 +225,7 @@ __global__ void layer_norm_backward_any_dtype_kernel(AnyOperands o) {
       sums[2] += xh;
     }
     block_sums(sums, scratch);
-    const RowMeans<C> means(sums[0], sums[1], sums[2], static_cast<C>(o.columns));
+    const RowMeans<C> means(sums[0], sums[1], sums[2], C(1) / static_cast<C>(o.columns));
     for (std::int64_t c = threadIdx.x; c < o.columns; c += blockDim.x) {
       const C xh = (o.x.load<C>(row, c) - mean) * rstd - means.shift, dy = o.dy.load<C>(row, c);
       if (dweight != nullptr) {

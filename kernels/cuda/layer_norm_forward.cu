@@ -5,10 +5,12 @@
 // the rows with a grid no larger than fits the device at once, and fetch rows ahead to shared
 // memory. Rows too long for that take a block each, which keeps what fits in shared memory.
 //
-// The mean is found in two steps: m, a rounded mean, and c, the mean of x - m, which is all that
-// rounding took away; so rows whose mean is a million times their deviation come out to full
-// precision. f64, mixed dtypes and unusual weights take a plain kernel. Reductions are trees of
-// fixed shape: deterministic.
+// The mean is found in two steps: m, the rounded mean of the row or of a part of it, and c, the
+// mean of x - m; so rows whose mean is a million times their deviation come out to full precision.
+// The mean of 1/n of a row is at most sqrt(n - 1) deviations from the row's, so that var(x) =
+// mean((x - m)^2) - c^2 loses two bits with n = 4 and the sum for m takes a quarter of the adds.
+// f64, mixed dtypes and unusual weights take a plain kernel. Reductions are trees of fixed shape:
+// deterministic.
 #include "kernels/cuda/row_walk.cuh"
 #include "kernels/cuda/rows.cuh"
 #include "kernels/norm.h"
@@ -34,10 +36,10 @@ struct Statistics {
   C first, correction, rstd;
 
   /// From the sums of d = x - first and of d * d. Variance that is NaN stays NaN.
-  __device__ __forceinline__ void finish(C sum_d, C sum_d2, C columns, C eps) {
-    correction = sum_d / columns;
-    const C variance = sum_d2 / columns - correction * correction;
-    rstd = C(1) / sqrt((variance < C(0) ? C(0) : variance) + eps);
+  __device__ __forceinline__ void finish(C sum_d, C sum_d2, C one_over_columns, C eps) {
+    correction = sum_d * one_over_columns;
+    const C variance = sum_d2 * one_over_columns - correction * correction;
+    rstd = rsqrt((variance < C(0) ? C(0) : variance) + eps);
   }
   __device__ __forceinline__ C normalise(C x) const { return ((x - first) - correction) * rstd; }
 };
@@ -61,6 +63,8 @@ __global__ void __launch_bounds__(kMaxThreads)
   __shared__ float scratch[3][kWarp];
   const int lane = threadIdx.x % lanes, group = threadIdx.x / lanes, groups = blockDim.x / lanes;
   const int columns = units * kWidth, threads = blockDim.x;
+  const float one_over_columns = 1.0f / static_cast<float>(columns);
+  const float one_over_first = 1.0f / static_cast<float>(min(lanes, units) * kWidth);
   float weight[kUnits][kWidth], bias[kUnits][kWidth];
 #pragma unroll
   for (int i = 0; i < kUnits; ++i) {
@@ -109,12 +113,13 @@ __global__ void __launch_bounds__(kMaxThreads)
         store_unit<T, kVector>(o.sum + base, lane + i * lanes, unit);
       }
       unpack<T>(unit, v[i]);
+      if (kVector && i != 0) continue;  // the threads' first units suffice for s.first
 #pragma unroll
       for (int k = 0; k < kWidth; ++k) sum[0] += v[i][k];
     }
     group_sums<kWide>(sum, lanes, group, scratch);
     Statistics<float> s;
-    s.first = sum[0] / static_cast<float>(columns);
+    s.first = sum[0] * (kVector ? one_over_first : one_over_columns);
     float sums[2] = {0, 0};
 #pragma unroll
     for (int i = 0; i < kUnits; ++i) {
@@ -127,14 +132,15 @@ __global__ void __launch_bounds__(kMaxThreads)
       }
     }
     group_sums<kWide>(sums, lanes, group, scratch + 1);
-    s.finish(sums[0], sums[1], static_cast<float>(columns), o.eps);
+    s.finish(sums[0], sums[1], one_over_columns, o.eps);
     if (lane == 0 && held != 0) store_statistics(o, row, s);
+    const float shift = -s.correction * s.rstd;
 #pragma unroll
     for (int i = 0; i < kUnits; ++i) {
       if (lane + i * lanes >= held) continue;
 #pragma unroll
       for (int k = 0; k < kWidth; ++k)
-        v[i][k] = fmaf((v[i][k] - s.correction) * s.rstd, weight[i][k], bias[i][k]);
+        v[i][k] = fmaf(fmaf(v[i][k], s.rstd, shift), weight[i][k], bias[i][k]);
       store_unit<T, kVector>(o.y + base, lane + i * lanes, pack<T>(v[i]));
     }
     stage = stage == stages - 1 ? 0 : stage + 1;
@@ -196,7 +202,7 @@ __global__ void __launch_bounds__(1024)
     }
   }
   block_sums(sums, scratch);
-  s.finish(sums[0], sums[1], static_cast<float>(columns), o.eps);
+  s.finish(sums[0], sums[1], 1.0f / static_cast<float>(columns), o.eps);
   if (threadIdx.x == 0) store_statistics(o, row, s);
 
   for (int u = threadIdx.x; u < units; u += step) {
@@ -237,7 +243,7 @@ __global__ void layer_norm_forward_any_dtype_kernel(AnyOperands o) {
       sums[1] += d * d;
     }
     block_sums(sums, scratch);
-    s.finish(sums[0], sums[1], static_cast<C>(o.columns), static_cast<C>(o.eps));
+    s.finish(sums[0], sums[1], C(1) / static_cast<C>(o.columns), static_cast<C>(o.eps));
     if (threadIdx.x == 0) {
       if (o.mean) o.mean.store(row, s.first + s.correction);
       if (o.rstd) o.rstd.store(row, s.rstd);

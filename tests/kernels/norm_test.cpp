@@ -252,6 +252,36 @@ TEST(LayerNorm, LargeMeanKeepsItsDigits) {  // case 20
   });
 }
 
+TEST(LayerNorm, PartsOfARowMayLieFarApart) {  // a mean estimated from the first part is far off
+  on_each_device([](Device d) {
+    for (const std::int64_t c : {33, 768, 1600, 4096, 16384}) {
+      SCOPED_TRACE(c);
+      const Rows r{2, c};
+      Values x = normals(Dtype::f32, r.n * r.c, 1);
+      for (std::int64_t i = 0; i < r.n; ++i)
+        for (std::int64_t j = 0; j < c / 8; ++j) {
+          double& value = x[static_cast<std::size_t>(i * c + j)];
+          value = rounded(Dtype::f32, value + 1e4);
+        }
+      const Reference f(x, {}, {}, r);
+      Buffer in(d, Dtype::f32, {r.n, r.c}, x), out(d, Dtype::f32, {r.n, r.c});
+      Buffer mean(d, Dtype::f32, {r.n}), rstd(d, Dtype::f32, {r.n});
+      LayerNormForward args;
+      args.y = out.view();
+      args.mean = mean.view();
+      args.rstd = rstd.view();
+      args.x = in.view();
+      args.eps = kEps;
+      layer_norm_forward(Stream::current(d), args);
+      const double u = 0x1p-24 * sum_roundings(c);
+      expect_close(mean.get(), f.mean, 0, 8 * u);
+      expect_close(rstd.get(), f.rstd, 0, 16 * u);
+      expect_close(out.get(), f.y, 32 * u, 16 * u);
+      for (Buffer* buffer : {&out, &mean, &rstd}) buffer->check_guards();
+    }
+  });
+}
+
 TEST(LayerNorm, LargeMeanOfLongRowsKeepsItsDigits) {  // case 20, for each division of a row
   on_each_device([](Device d) {
     for (const std::int64_t c : {33, 768, 1600, 4096, 16384}) {
