@@ -109,8 +109,7 @@ void train_and_compare(Device device) {
   EXPECT_EQ(now.nodes, 0) << device;
   // The smallest object of the tape is 64 bytes: one left behind each step makes 57,600.
   // A worker of the thread pool may make its scratch memory late.
-  constexpr std::size_t kSlack =
-      128 << 10;  // a worker of the thread pool may make its scratch memory late
+  constexpr std::size_t kSlack = 48 * 1024;
   EXPECT_LE(now.heap, settled.heap + kSlack) << device;
 }
 
