@@ -4,6 +4,7 @@
 //
 //   kernel_benchmark [memory|matmul|attention]
 #include <algorithm>
+#include <chrono>
 #include <cstdio>
 #include <cstring>
 #include <functional>
@@ -40,9 +41,15 @@ double copy_rate = 0;
 
 Stream stream() { return Stream::current(kDevice); }
 
-/// Median milliseconds of f(i), i counting calls.
-double median_ms(const std::function<void(int)>& f) {
-  for (int i = 0; i < 5; ++i) f(i);
+/// Median milliseconds of f(i), i counting calls, after `warm_ms` of it: a cool card runs long
+/// products faster than it can go on running them.
+double median_ms(const std::function<void(int)>& f, double warm_ms = 0) {
+  using Clock = std::chrono::steady_clock;
+  const auto start = Clock::now();
+  do {
+    for (int i = 0; i < 5; ++i) f(i);
+    stream().synchronize();
+  } while (std::chrono::duration<double, std::milli>(Clock::now() - start).count() < warm_ms);
   std::vector<Event> starts, ends;
   for (int i = 0; i < kRepeats; ++i) {
     starts.emplace_back(stream(), true);
@@ -247,6 +254,8 @@ void memory_kernels() {
   }
 }
 
+constexpr double kMatmulWarmMs = 400;
+
 void matmul_kernels() {
   struct S {
     std::int64_t m, n, k;
@@ -267,10 +276,12 @@ void matmul_kernels() {
                    out = empty({s.m, s.n}, {.dtype = t, .device = kDevice});
       const Scratch scratch(kernels::matmul_workspace_bytes(kDevice), kDevice);
       const Tensor bt = b.t();
-      const double ms = median_ms([&](int) {
-        kernels::matmul(stream(), {.out = out.view(), .a = a.view(), .b = bt.view()},
-                        {scratch.data(), scratch.bytes()});
-      });
+      const double ms = median_ms(
+          [&](int) {
+            kernels::matmul(stream(), {.out = out.view(), .a = a.view(), .b = bt.view()},
+                            {scratch.data(), scratch.bytes()});
+          },
+          kMatmulWarmMs);
       std::printf(
           "{\"bench\": \"matmul\", \"engine\": \"mixtape\", \"dtype\": \"%s\", \"m\": %lld, \"n\": "
           "%lld, \"k\": %lld, \"ms\": %.5f, \"tflops\": %.1f}\n",
