@@ -19,13 +19,30 @@ struct RowState {
 };
 
 /// Turns a row of scores into exp(score - max) and brings what was summed before to the same
-/// maximum.
+/// maximum. `padded` is a multiple of two registers.
 template <class C>
 void online_softmax_row(C* scores, std::int64_t padded, C& max, double& sum, C* out,
                         std::int64_t out_columns) {
-  const C top = math::maximum(max, row_max(scores, padded));
+  using P = RowPacket<C>;
+  constexpr std::int64_t kLanes = P::kLanes;
+  auto high0 = P::splat(kMasked<C>), high1 = high0;
+  for (std::int64_t j = 0; j < padded; j += 2 * kLanes) {
+    high0 = math::maximum(high0, P::load(scores + j));
+    high1 = math::maximum(high1, P::load(scores + j + kLanes));
+  }
+  const C top = math::maximum(max, max_of_lanes(math::maximum(high0, high1)));
   if (top == kMasked<C>) return std::fill(scores, scores + padded, C(0));
-  const double added = row_exp_sum(scores, padded, top, scores);
+  const auto shift = P::splat(top);
+  auto sum0 = P::splat(0), sum1 = sum0;
+  for (std::int64_t j = 0; j < padded; j += 2 * kLanes) {
+    const auto e0 = math::exp(P::load(scores + j) - shift);
+    const auto e1 = math::exp(P::load(scores + j + kLanes) - shift);
+    P::store(scores + j, e0, kLanes);
+    P::store(scores + j + kLanes, e1, kLanes);
+    sum0 = sum0 + e0;
+    sum1 = sum1 + e1;
+  }
+  const double added = static_cast<double>(sum_of_lanes(sum0 + sum1));
   if (top != max) {
     const C shrink = std::exp(max - top);
     if (sum != 0) scale_row(out, out_columns, shrink);
@@ -134,12 +151,13 @@ void forward(const AttentionForward& f) {
   const ForwardTask<C> task(f);
   const std::int64_t heads = f.args.q.size(1), queries = f.args.q.size(2);
   const std::int64_t chunks = (queries + kChunk - 1) / kChunk;
+  const std::int64_t rows = chunk_rows(queries);
   parallel_for(0, f.args.q.size(0) * heads * chunks, 1, [&](std::int64_t begin, std::int64_t end) {
     for (std::int64_t i = begin; i < end; ++i) {
       const std::int64_t head = i / chunks, c = i % chunks;
       // First, last, second, last but one: any run of tasks has causal rows of all lengths.
-      const std::int64_t first = (c % 2 == 0 ? c / 2 : chunks - 1 - c / 2) * kChunk;
-      task.run(head / heads, head % heads, first, std::min(kChunk, queries - first));
+      const std::int64_t first = (c % 2 == 0 ? c / 2 : chunks - 1 - c / 2) * rows;
+      task.run(head / heads, head % heads, first, std::min(rows, queries - first));
     }
   });
 }

@@ -115,7 +115,7 @@ class BackwardPass {
   }
 
   void run_queries() const {
-    const std::int64_t chunks = (queries_ + kChunk - 1) / kChunk;
+    const std::int64_t chunks = (queries_ + kChunk - 1) / kChunk, most = chunk_rows(queries_);
     const std::int64_t tasks = a_.q.size(0) * heads_ * chunks;
     parallel_for(0, tasks, 1, [&](std::int64_t begin, std::int64_t end) {
       ScratchFrame frame;
@@ -124,8 +124,8 @@ class BackwardPass {
       C* const sums = frame.take<C>(kChunk * ld_);
       for (std::int64_t i = begin; i < end; ++i) {
         const std::int64_t b = i / chunks / heads_, h = i / chunks % heads_;
-        const std::int64_t first = balanced(i % chunks, chunks) * kChunk;
-        const std::int64_t rows = std::min(kChunk, queries_ - first);
+        const std::int64_t first = balanced(i % chunks, chunks) * most;
+        const std::int64_t rows = std::min(most, queries_ - first);
         std::fill(sums, sums + rows * ld_, C(0));
         const std::int64_t end_key = a_.causal ? std::min(keys_, first + rows) : keys_;
         for (std::int64_t key = 0; key < end_key; key += kKeys) {

@@ -2,8 +2,8 @@
 // the arithmetic type, masks and the dropout of a row of probabilities.
 //
 // Legend: see kernels/attention.h. A key block is kKeys keys, a query tile kQueries rows; their
-// products live in the first-level cache. Tiles are padded (kernels/cpu/tile_product.h): columns
-// past D are 0 in queries, keys and values.
+// products stay in the second-level cache at most. Tiles are padded (kernels/cpu/tile_product.h):
+// columns past D are 0 in queries, keys and values.
 #pragma once
 
 #include <algorithm>
@@ -12,6 +12,7 @@
 #include "kernels/attention.h"
 #include "kernels/cpu/convert.h"
 #include "kernels/cpu/load_store.h"
+#include "kernels/cpu/philox_words.h"
 #include "kernels/cpu/row.h"
 #include "kernels/cpu/scratch.h"
 #include "kernels/cpu/tile_product.h"
@@ -19,12 +20,42 @@
 
 namespace mixtape::kernels::cpu {
 
-inline constexpr std::int64_t kKeys = 128, kQueries = 48;
-/// Queries that one task holds while it passes over the keys.
+inline constexpr std::int64_t kKeys = 256, kQueries = 48;
+/// Most queries that one task holds while it passes over the keys.
 inline constexpr std::int64_t kChunk = 5 * kQueries;
+/// Queries of each task but the last: about equal parts, in whole tiles.
+inline std::int64_t chunk_rows(std::int64_t queries) {
+  const std::int64_t chunks = std::max<std::int64_t>(1, (queries + kChunk - 1) / kChunk);
+  const std::int64_t rows = (queries + chunks - 1) / chunks;
+  return (rows + kQueries - 1) / kQueries * kQueries;
+}
 
 template <class C>
 inline constexpr C kMasked = -std::numeric_limits<C>::infinity();
+
+/// `x` with lanes k and k ^ Half exchanged.
+template <int Half>
+inline Packet exchange_lanes(Packet x) {
+  Packet::Ints from;
+  for (int k = 0; k < Packet::kLanes; ++k) from[k] = k ^ Half;
+  return {__builtin_shuffle(x.v, from)};
+}
+template <int Half = Packet::kLanes / 2>
+inline float max_of_lanes(Packet x) {
+  if constexpr (Half == 0)
+    return x.v[0];
+  else
+    return max_of_lanes<Half / 2>(math::maximum(x, exchange_lanes<Half>(x)));
+}
+template <int Half = Packet::kLanes / 2>
+inline float sum_of_lanes(Packet x) {
+  if constexpr (Half == 0)
+    return x.v[0];
+  else
+    return sum_of_lanes<Half / 2>(x + exchange_lanes<Half>(x));
+}
+inline double max_of_lanes(double x) { return x; }
+inline double sum_of_lanes(double x) { return x; }
 
 /// One head of a (B, H, T, D) view: rows of D elements.
 struct HeadRows {
@@ -129,16 +160,19 @@ class ProbabilityDropout {
         threshold_(static_cast<float>(args.dropout)),
         scale_(static_cast<C>(random_math::dropout_scale(args.dropout))) {}
   explicit operator bool() const { return threshold_ > 0; }
-  /// The factors of a part's keys; `factors` has room for the padded columns.
+  /// The factors of a part's keys; `factors` has room for kKeys.
   void factors(const RowPart& part, C* factors) const {
+    constexpr std::int64_t kStep = 4 * Packet::kLanes;
+    static_assert(kKeys % kStep == 0);
     const std::int64_t first = part.row * row_blocks_ + part.key / 4;
-    for (std::int64_t j = 0; j < part.valid; j += 4) {
-      const Philox4 words = philox(state_, static_cast<std::uint64_t>(first + j / 4));
-      for (int l = 0; l < 4; ++l)
-        factors[j + l] = random_math::dropout_keeps(words.v[l], threshold_) ? scale_ : C(0);
+    std::uint32_t words[kStep];
+    std::int64_t j = 0;
+    for (; j < part.valid; j += kStep) {
+      philox_words(state_, static_cast<std::uint64_t>(first + j / 4), words);
+      for (std::int64_t i = 0; i < kStep; ++i)
+        factors[j + i] = uniform_from_bits(words[i]) >= threshold_ ? scale_ : C(0);
     }
-    std::fill(factors + std::min((part.valid + 3) / 4 * 4, part.padded), factors + part.padded,
-              C(0));
+    if (j < part.padded) std::fill(factors + j, factors + part.padded, C(0));
   }
 
  private:

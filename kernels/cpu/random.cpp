@@ -4,16 +4,10 @@
 #include "kernels/random.h"
 
 #include <algorithm>
-#include <array>
-#include <cstring>
-
-#if defined(__AVX2__)
-#include <immintrin.h>
-#endif
 
 #include "engine/thread_pool.h"
 #include "kernels/cpu/load_store.h"
-#include "kernels/cpu/packet.h"
+#include "kernels/cpu/philox_words.h"
 #include "kernels/random_math.h"
 
 namespace mixtape::kernels::cpu {
@@ -24,55 +18,6 @@ constexpr std::int64_t kBlock = 1024;   // elements made at a time
 constexpr std::int64_t kGrain = 16384;  // elements worth a thread
 constexpr std::int64_t kLanes = Packet::kLanes;
 static_assert(kBlock % (4 * kLanes) == 0);
-
-using Words = Packet::UInts;
-typedef std::uint64_t Pairs __attribute__((vector_size(Packet::kLanes * 4)));
-
-/// Products of the even lanes, 64 bits each.
-Pairs multiply_even(Words a, Words b) {
-#if defined(__AVX512F__)
-  return (Pairs)_mm512_maskz_mul_epu32(0xFF, (__m512i)a, (__m512i)b);
-#elif defined(__AVX2__)
-  return (Pairs)_mm256_mul_epu32((__m256i)a, (__m256i)b);
-#else
-  return ((Pairs)a & 0xFFFFFFFFu) * ((Pairs)b & 0xFFFFFFFFu);
-#endif
-}
-
-/// Upper and lower words of the 64-bit products a * b.
-struct Product {
-  Words high, low;
-  Product(Words a, std::uint32_t factor) {
-    const Words b = Words{} + factor;
-    const Pairs even = multiply_even(a, b), odd = multiply_even((Words)((Pairs)a >> 32), b);
-    const Pairs lower = Pairs{} + 0xFFFFFFFFu;
-    high = (Words)((even >> 32) | (odd & ~lower));
-    low = (Words)((even & lower) | (odd << 32));
-  }
-};
-
-/// The words of counter blocks [first, first + kLanes): words[4 * block + lane]. As philox() of
-/// engine/philox.h.
-void philox_words(PhiloxState state, std::uint64_t first, std::uint32_t* words) {
-  std::array<Words, 4> c{};
-  for (std::int64_t k = 0; k < kLanes; ++k) {
-    const std::uint64_t counter = state.offset + first + static_cast<std::uint64_t>(k);
-    c[0][k] = static_cast<std::uint32_t>(counter);
-    c[1][k] = static_cast<std::uint32_t>(counter >> 32);
-  }
-  auto k0 = static_cast<std::uint32_t>(state.seed);
-  auto k1 = static_cast<std::uint32_t>(state.seed >> 32);
-  for (int round = 0; round < 10; ++round) {
-    const Product p0(c[0], 0xD2511F53u), p1(c[2], 0xCD9E8D57u);
-    c = {p1.high ^ c[1] ^ k0, p1.low, p0.high ^ c[3] ^ k1, p0.low};
-    k0 += 0x9E3779B9u;
-    k1 += 0xBB67AE85u;
-  }
-  std::uint32_t lanes[4][kLanes];
-  std::memcpy(lanes, c.data(), sizeof lanes);
-  for (std::int64_t k = 0; k < kLanes; ++k)
-    for (std::int64_t l = 0; l < 4; ++l) words[4 * k + l] = lanes[l][k];
-}
 
 /// Calls f(first element, count, words) for each block of a draw of n elements; words are kBlock
 /// long, whatever the count.
