@@ -93,12 +93,12 @@ __global__ void __launch_bounds__(max_threads<kVector>(kUnits* kUnitWidth<T, kVe
   __shared__ float scratch[2][3][kWarp];
   const int lane = threadIdx.x % lanes, group = threadIdx.x / lanes, groups = blockDim.x / lanes;
   const int columns = units * kWidth, threads = blockDim.x;
+  const auto owns = [&](int i) { return owns_unit<kVector, kUnits>(i, lane, lanes, units); };
   const float one_over_columns = 1.0f / static_cast<float>(columns);
   float weight[kUnits][kWidth], dweight[kUnits][kWidth] = {}, dbias[kUnits][kWidth] = {};
 #pragma unroll
   for (int i = 0; i < kUnits; ++i)
-    if (lane + i * lanes < units)
-      read_vector<T, kVector>(o.weight, (lane + i * lanes) * kWidth, 1.0f, weight[i]);
+    if (owns(i)) read_vector<T, kVector>(o.weight, (lane + i * lanes) * kWidth, 1.0f, weight[i]);
 
   // A stage holds, for each thread, kUnits units of x, then of dy, then of dsum.
   Packed* const mine = reinterpret_cast<Packed*>(shared) + threadIdx.x;
@@ -108,7 +108,7 @@ __global__ void __launch_bounds__(max_threads<kVector>(kUnits* kUnitWidth<T, kVe
       const std::int64_t offset = static_cast<std::int64_t>(row) * columns + lane * kWidth;
 #pragma unroll
       for (int i = 0; i < kUnits; ++i) {
-        if (lane + i * lanes >= units) continue;
+        if (!owns(i)) continue;
         const int ahead = i * lanes * kWidth;
         fetch_unit<T, kVector>(to + i * threads, o.x + offset + ahead);
         fetch_unit<T, kVector>(to + (kUnits + i) * threads, o.dy + offset + ahead);
@@ -136,48 +136,53 @@ __global__ void __launch_bounds__(max_threads<kVector>(kUnits* kUnitWidth<T, kVe
     next_rstd = statistic(o.rstd, row + step);
     const Packed* const now = mine + stage * stage_size;
 
+    const bool exists = row < o.rows;
     float sums[3] = {0, 0, 0};  // of g, g * xh and xh
+    if (exists) {
 #pragma unroll
-    for (int i = 0; i < kUnits; ++i) {
-      if (row >= o.rows || lane + i * lanes >= units) continue;
-      float vx[kWidth], vdy[kWidth];
-      unpack<T>(now[i * threads], vx);
-      unpack<T>(now[(kUnits + i) * threads], vdy);
+      for (int i = 0; i < kUnits; ++i) {
+        if (!owns(i)) continue;
+        float vx[kWidth], vdy[kWidth];
+        unpack<T>(now[i * threads], vx);
+        unpack<T>(now[(kUnits + i) * threads], vdy);
 #pragma unroll
-      for (int k = 0; k < kWidth; ++k) {
-        const float xh = fmaf(vx[k], rstd, minus_mean), g = vdy[k] * weight[i][k];
-        sums[0] += g;
-        sums[1] += g * xh;
-        sums[2] += xh;
+        for (int k = 0; k < kWidth; ++k) {
+          const float xh = fmaf(vx[k], rstd, minus_mean), g = vdy[k] * weight[i][k];
+          sums[0] += g;
+          sums[1] += g * xh;
+          sums[2] += xh;
+        }
       }
     }
     group_sums<kWide>(sums, lanes, group, scratch[half]);
     const RowMeans<float> means(sums[0], sums[1], sums[2], one_over_columns);
     const float minus_g = -means.g * rstd, minus_gx = -means.gx * rstd;
+    if (exists) {
 #pragma unroll
-    for (int i = 0; i < kUnits; ++i) {
-      if (row >= o.rows || lane + i * lanes >= units) continue;
-      Packed x = now[i * threads], dy = now[(kUnits + i) * threads];
-      keep_packed(x);
-      keep_packed(dy);
-      float vx[kWidth], vdy[kWidth];
-      unpack<T>(x, vx);
-      unpack<T>(dy, vdy);
+      for (int i = 0; i < kUnits; ++i) {
+        if (!owns(i)) continue;
+        Packed x = now[i * threads], dy = now[(kUnits + i) * threads];
+        keep_packed(x);
+        keep_packed(dy);
+        float vx[kWidth], vdy[kWidth];
+        unpack<T>(x, vx);
+        unpack<T>(dy, vdy);
 #pragma unroll
-      for (int k = 0; k < kWidth; ++k) {
-        const float xh = fmaf(vx[k], rstd, minus_mean) - means.shift;
-        dweight[i][k] += vdy[k] * xh;
-        dbias[i][k] += vdy[k];
-        vx[k] = fmaf(vdy[k] * weight[i][k], rstd, fmaf(xh, minus_gx, minus_g));
+        for (int k = 0; k < kWidth; ++k) {
+          const float xh = fmaf(vx[k], rstd, minus_mean) - means.shift;
+          dweight[i][k] += vdy[k] * xh;
+          dbias[i][k] += vdy[k];
+          vx[k] = fmaf(vdy[k] * weight[i][k], rstd, fmaf(xh, minus_gx, minus_g));
+        }
+        if (o.dsum != nullptr) {
+          unpack<T>(now[(2 * kUnits + i) * threads], vdy);
+#pragma unroll
+          for (int k = 0; k < kWidth; ++k) vx[k] += vdy[k];
+        }
+        if (o.dx != nullptr)
+          store_unit<T, kVector>(o.dx + static_cast<std::int64_t>(row) * columns, lane + i * lanes,
+                                 pack<T>(vx));
       }
-      if (o.dsum != nullptr) {
-        unpack<T>(now[(2 * kUnits + i) * threads], vdy);
-#pragma unroll
-        for (int k = 0; k < kWidth; ++k) vx[k] += vdy[k];
-      }
-      if (o.dx != nullptr)
-        store_unit<T, kVector>(o.dx + static_cast<std::int64_t>(row) * columns, lane + i * lanes,
-                               pack<T>(vx));
     }
     stage = stage == stages - 1 ? 0 : stage + 1;
   }

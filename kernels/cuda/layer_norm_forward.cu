@@ -63,12 +63,13 @@ __global__ void __launch_bounds__(kMaxThreads)
   __shared__ float scratch[3][kWarp];
   const int lane = threadIdx.x % lanes, group = threadIdx.x / lanes, groups = blockDim.x / lanes;
   const int columns = units * kWidth, threads = blockDim.x;
+  const auto owns = [&](int i) { return owns_unit<kVector, kUnits>(i, lane, lanes, units); };
   const float one_over_columns = 1.0f / static_cast<float>(columns);
   const float one_over_first = 1.0f / static_cast<float>(min(lanes, units) * kWidth);
   float weight[kUnits][kWidth], bias[kUnits][kWidth];
 #pragma unroll
   for (int i = 0; i < kUnits; ++i) {
-    if (lane + i * lanes >= units) continue;
+    if (!owns(i)) continue;
     read_vector<T, kVector>(o.weight, (lane + i * lanes) * kWidth, 1.0f, weight[i]);
     read_vector<T, kVector>(o.bias, (lane + i * lanes) * kWidth, 0.0f, bias[i]);
   }
@@ -81,7 +82,7 @@ __global__ void __launch_bounds__(kMaxThreads)
       const std::int64_t offset = static_cast<std::int64_t>(row) * columns + lane * kWidth;
 #pragma unroll
       for (int i = 0; i < kUnits; ++i) {
-        if (lane + i * lanes >= units) continue;
+        if (!owns(i)) continue;
         const int ahead = i * lanes * kWidth;
         fetch_unit<T, kVector>(to + i * threads, o.x + offset + ahead);
         if (o.residual != nullptr)
@@ -94,23 +95,23 @@ __global__ void __launch_bounds__(kMaxThreads)
   const int step = gridDim.x * groups;
   int row = blockIdx.x * groups + group;
   for (int s = 0; s < stages - 1; ++s) fetch(row + s * step, mine + s * stage_size);
-  // Every thread of a block makes the same number of turns: a group past the end works on nothing.
+  // Every thread of a block makes the same number of turns: a group past the end stores nothing.
   for (int stage = 0; row - group < o.rows; row += step) {
     const int last = stage == 0 ? stages - 1 : stage - 1;
     fetch(row + (stages - 1) * step, mine + last * stage_size);
     wait_for_fetches(stages - 1);
     const Packed* const now = mine + stage * stage_size;
     const std::int64_t base = static_cast<std::int64_t>(row) * columns;
-    const int held = row < o.rows ? units : 0;
+    const bool exists = row < o.rows;
 
     float v[kUnits][kWidth], sum[1] = {0};
 #pragma unroll
     for (int i = 0; i < kUnits; ++i) {
-      if (lane + i * lanes >= held) continue;
+      if (!owns(i)) continue;
       Packed unit = now[i * threads];
       if (o.residual != nullptr) {
         unit = add_units<T, kVector>(unit, now[(kUnits + i) * threads]);
-        store_unit<T, kVector>(o.sum + base, lane + i * lanes, unit);
+        if (exists) store_unit<T, kVector>(o.sum + base, lane + i * lanes, unit);
       }
       unpack<T>(unit, v[i]);
       if (kVector && i != 0) continue;  // the threads' first units suffice for s.first
@@ -123,7 +124,7 @@ __global__ void __launch_bounds__(kMaxThreads)
     float sums[2] = {0, 0};
 #pragma unroll
     for (int i = 0; i < kUnits; ++i) {
-      if (lane + i * lanes >= held) continue;
+      if (!owns(i)) continue;
 #pragma unroll
       for (int k = 0; k < kWidth; ++k) {
         v[i][k] -= s.first;
@@ -133,15 +134,15 @@ __global__ void __launch_bounds__(kMaxThreads)
     }
     group_sums<kWide>(sums, lanes, group, scratch + 1);
     s.finish(sums[0], sums[1], one_over_columns, o.eps);
-    if (lane == 0 && held != 0) store_statistics(o, row, s);
+    if (lane == 0 && exists) store_statistics(o, row, s);
     const float shift = -s.correction * s.rstd;
 #pragma unroll
     for (int i = 0; i < kUnits; ++i) {
-      if (lane + i * lanes >= held) continue;
+      if (!owns(i)) continue;
 #pragma unroll
       for (int k = 0; k < kWidth; ++k)
         v[i][k] = fmaf(fmaf(v[i][k], s.rstd, shift), weight[i][k], bias[i][k]);
-      store_unit<T, kVector>(o.y + base, lane + i * lanes, pack<T>(v[i]));
+      if (exists) store_unit<T, kVector>(o.y + base, lane + i * lanes, pack<T>(v[i]));
     }
     stage = stage == stages - 1 ? 0 : stage + 1;
   }

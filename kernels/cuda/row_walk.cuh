@@ -16,6 +16,13 @@ namespace mixtape::kernels::cuda {
 
 // ---- device side ---------------------------------------------------------------------------
 
+/// Whether this lane's i-th unit exists. With vectors only the last of them may not (see
+/// dispatch_row_walk): the others are in straight-line code, whose latencies overlap.
+template <bool kVector, int kUnits>
+__device__ __forceinline__ bool owns_unit(int i, int lane, int lanes, int units) {
+  return (kVector && i + 1 < kUnits) || lane + i * lanes < units;
+}
+
 /// N sums over the threads that share a row: `lanes` of a warp, or with kWide whole warps, whose
 /// sums meet in `scratch` behind the named barrier of the group, so that other groups of the block
 /// go on meanwhile. One barrier a call: calls that follow each other use different scratch.
@@ -117,8 +124,9 @@ RowWalk row_walk(KernelFunction* kernel, std::int64_t rows, int lanes, const Row
 }
 
 /// Calls f(bool_constant vector, integral_constant units, bool_constant wide, lanes) for rows of
-/// `columns` elements of T: a thread holds up to 4 vectors, or 8 elements if rows are not aligned;
-/// wide: whole warps share a row, the fewest that hold it.
+/// `columns` elements of T: a thread holds up to 4 vectors, of which only the last may not exist,
+/// or up to 8 elements if rows are not aligned; wide: whole warps share a row, the fewest that hold
+/// it.
 template <class T, class F>
 void dispatch_row_walk(std::int64_t columns, bool vector, F&& f) {
   const auto call = [&]<bool kVector, int kUnits, bool kWide>(std::int64_t lanes) {
