@@ -190,8 +190,7 @@ OutsideCapture::~OutsideCapture() noexcept(false) {
       graph_recorder = self->recorder_;
     }
   } restore{this};
-  if (stream_)
-    cudart::synchronize_beside_capture(device_.index, Stream::current(device_).native());
+  if (stream_) cudart::synchronize_beside_capture(device_.index, Stream::current(device_).native());
 }
 
 }  // namespace mixtape

@@ -15,7 +15,7 @@ using Space = IterationSpace<2>;  // out, x
 
 struct Identity {
   static constexpr int kInputs = 1;
-  static constexpr bool kIntegral = true, kApprox = false;
+  static constexpr bool kIntegral = true;
   template <class C>
   __device__ __forceinline__ C operator()(const C (&x)[1]) const {
     return x[0];

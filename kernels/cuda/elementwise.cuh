@@ -25,7 +25,7 @@ struct ContiguousArithmetic {
   using type = float;
 };
 template <class F, class T>
-requires(F::kApprox && sizeof(T) == 2) struct ContiguousArithmetic<F, T> {
+requires(requires { requires F::kApprox; } && sizeof(T) == 2) struct ContiguousArithmetic<F, T> {
   using type = typename F::Short;
 };
 

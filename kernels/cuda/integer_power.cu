@@ -20,7 +20,7 @@ __device__ __forceinline__ C integer_power(C x, int n) {
 
 struct IntegerPower {  // x^n
   static constexpr int kInputs = 1;
-  static constexpr bool kIntegral = false, kApprox = false;
+  static constexpr bool kIntegral = false;
   int n;
   template <class C>
   __device__ __forceinline__ C operator()(const C (&x)[1]) const {
@@ -30,7 +30,7 @@ struct IntegerPower {  // x^n
 
 struct IntegerPowerBackward {  // (dy, x) -> dy n x^(n-1)
   static constexpr int kInputs = 2;
-  static constexpr bool kIntegral = false, kApprox = false;
+  static constexpr bool kIntegral = false;
   int n;
   template <class C>
   __device__ __forceinline__ C operator()(const C (&x)[2]) const {

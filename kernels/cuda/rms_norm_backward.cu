@@ -294,7 +294,7 @@ void rms_norm_backward(const Stream& stream, const RmsNormBackward& args, Worksp
   void* const partial = wanted ? workspace.data : nullptr;
   const bool wide = args.x.dtype == Dtype::f64 || args.dy.dtype == Dtype::f64;
   std::int64_t parts = shape.rows == 0 ? 0 : -1;
-  bool in_double = false;
+  bool in_double = wide && parts == 0;
   if (parts < 0)
     dispatch_row_type(args.x.dtype, [&](auto tag) {
       parts = launch_typed<typename decltype(tag)::type>(queue, args, shape,

@@ -223,7 +223,9 @@ void launch_warp(cudaStream_t stream, T* y, const T* x, RowShape shape, bool log
 template <class T>
 void launch_block(cudaStream_t stream, T* y, const T* x, RowShape shape, bool log) {
   const int columns = static_cast<int>(shape.columns);
-  if (launch_clusters<softmax_forward_cluster_kernel<T>, T>(stream, shape, 1, y, x, columns, log))
+  // Up to 128 KiB one block a row is faster (0.87 of the copy rate on an H200 against 0.84).
+  if (shape.columns * sizeof(T) > 128 * 1024 &&
+      launch_clusters<softmax_forward_cluster_kernel<T>, T>(stream, shape, 1, y, x, columns, log))
     return;
   const BlockShape block = block_shape<T>(softmax_forward_block_kernel<T>, columns, 1);
   softmax_forward_block_kernel<T>

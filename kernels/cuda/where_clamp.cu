@@ -56,7 +56,7 @@ struct Where {  // (condition, a, b); never contiguous with one dtype
 
 struct ClampForward {
   static constexpr int kInputs = 1;
-  static constexpr bool kIntegral = true, kApprox = false;
+  static constexpr bool kIntegral = true;
   Bounds bounds;
   template <class C>
   __device__ __forceinline__ C operator()(const C (&x)[1]) const {
@@ -66,7 +66,7 @@ struct ClampForward {
 
 struct ClampBackward {  // (dy, x)
   static constexpr int kInputs = 2;
-  static constexpr bool kIntegral = false, kApprox = false;
+  static constexpr bool kIntegral = false;
   Bounds bounds;
   template <class C>
   __device__ __forceinline__ C operator()(const C (&x)[2]) const {
