@@ -19,9 +19,6 @@ namespace mixtape::kernels::cuda {
 namespace {
 
 constexpr int kMaxThreads = 512;  // of a block that walks over rows
-/// Resident threads that registers must leave room for: three blocks of 256 where a thread holds
-/// few elements (and their weight and bias), else two.
-constexpr int resident_threads(int elements) { return elements > 16 ? kMaxThreads : 768; }
 
 template <class T>
 struct Operands {
@@ -58,7 +55,7 @@ __device__ __forceinline__ void store_statistics(const Operands<T>& o, std::int6
 /// their weight and bias in registers throughout. The rows that a thread will need next are on
 /// their way to shared memory while it works on one, each thread fetching for itself.
 template <class T, bool kVector, int kUnits, bool kWide>
-__global__ void __launch_bounds__(resident_threads(kUnits* kUnitWidth<T, kVector>))
+__global__ void __launch_bounds__(kMaxThreads)
     layer_norm_forward_kernel(Operands<T> o, int units, int lanes, int stages) {
   using Packed = Unit<T, kVector>;
   constexpr int kWidth = kUnitWidth<T, kVector>;

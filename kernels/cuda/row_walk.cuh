@@ -38,10 +38,10 @@ __device__ __forceinline__ void group_sums(float (&values)[N], int lanes, int gr
       for (int n = 0; n < N; ++n) scratch[n][threadIdx.x / kWarp] = values[n];
     asm volatile("bar.sync %0, %1;" ::"r"(group + 1), "r"(lanes) : "memory");
 #pragma unroll
-    for (int n = 0; n < N; ++n) values[n] = scratch[n][first];
-    for (int w = first + 1; w < first + warps; ++w)
-#pragma unroll
-      for (int n = 0; n < N; ++n) values[n] += scratch[n][w];
+    for (int n = 0; n < N; ++n) {
+      values[n] = 0;
+      for (int w = first; w < first + warps; ++w) values[n] += scratch[n][w];
+    }
   }
 }
 
