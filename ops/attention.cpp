@@ -65,11 +65,8 @@ void run_backward(const Stream& stream, const AttentionBackward& args) {
   kernels::attention_backward(stream, args, scratch);
 }
 
-View transposed(View v) {  // (B, T, H, D) seen as (B, H, T, D)
-  std::swap(v.sizes[1], v.sizes[2]);
-  std::swap(v.strides[1], v.strides[2]);
-  return v;
-}
+/// (B, T, H, D) seen as (B, H, T, D).
+View heads_first(const View& v) { return transposed(v, 1, 2); }
 
 /// Memory for the gradient of `input` (B, H, T, D), in the input's own order of dimensions, so that
 /// transposing it back is a view.
@@ -113,7 +110,7 @@ struct ScaledDotProductAttention {
     const auto& [q, k, v] = qkv;
     if (saved.recording()) lse = make_lse(q, q.size(0), q.size(1), q.size(2));
     run_forward(stream_of(q),
-                {.out = transposed(out[0].view()),
+                {.out = heads_first(out[0].view()),
                  .lse = view_or_absent(lse),
                  .args = settings.args(q.view(), k.view(), v.view(), mask_view(in[3], q, k))});
     for (std::size_t i = 0; i < 3; ++i) saved.value(qkv[i].same(in[i]) ? in[i] : qkv[i]);
@@ -130,8 +127,8 @@ struct ScaledDotProductAttention {
                  {.dq = view_or_absent(dq),
                   .dk = view_or_absent(dk),
                   .dv = view_or_absent(dv),
-                  .dout = transposed(dout.view()),
-                  .out = transposed(out.view()),
+                  .dout = heads_first(dout.view()),
+                  .out = heads_first(out.view()),
                   .lse = lse.view(),
                   .args = settings.args(q.view(), k.view(), v.view(), mask_view(mask, q, k))});
   }

@@ -28,12 +28,6 @@ View rows_of(View v, std::int64_t first, std::int64_t count) {
   return v;
 }
 
-View transposed(View v) {
-  std::swap(v.sizes[0], v.sizes[1]);
-  std::swap(v.strides[0], v.strides[1]);
-  return v;
-}
-
 struct LinearCrossEntropy {  // x (N, C), w (V, C), target (N)
   LinearCrossEntropyOptions options;
   static constexpr OpInfo info{.name = "linear_cross_entropy", .cast = Cast::low};

@@ -28,14 +28,21 @@ void run_matmul(const kernels::MatmulArgs& args) {
   kernels::matmul(Stream::current(args.out.device), args, scratch);
 }
 
-/// Sums of dz (M, N) over its rows (added to what is there, where the destination is a leaf).
-void bias_gradient_into(GradDst& dst, const Tensor& dz) {
-  const auto [sums, beta] = dst.accumulator();
+/// dz = dy act'(kept), and the sums of dz (M, N) over its rows to `dbias` if that is wanted (added
+/// to what is there, where it is a leaf's gradient). Without an activation only the sums.
+void activation_backward_into(Activation activation, const Tensor& dz, GradDst& dbias,
+                              const Tensor& dy, const Tensor& kept) {
+  GradDst::Accumulator sums{{}, 0};
+  if (dbias) sums = dbias.accumulator();
   const ScratchWorkspace scratch(
-      kernels::activation_backward_workspace_bytes(dz.device(), dz.size(0), dz.size(1)),
-      dz.device());
-  kernels::activation_backward(stream_of(dz), Activation::none, {}, sums.view(), beta, dz.view(),
-                               {}, scratch);
+      kernels::activation_backward_workspace_bytes(dy.device(), dy.size(0), dy.size(1)),
+      dy.device());
+  kernels::activation_backward(stream_of(dy), activation, view_or_absent(dz),
+                               view_or_absent(sums.tensor), sums.beta, dy.view(),
+                               view_or_absent(kept), scratch);
+}
+void bias_gradient_into(GradDst& dbias, const Tensor& dz) {
+  activation_backward_into(Activation::none, {}, dbias, dz, {});
 }
 
 /// dst = a b (added to what is there, where the destination is a leaf's gradient).
@@ -48,6 +55,11 @@ void check_operands(const char* op, const Tensor& a, const Tensor& b) {
   check_floating(op, "operands", a);
   MT_CHECK(a.dtype() == b.dtype(), op, ": expected operands of one dtype, got ", a.describe(),
            " and ", b.describe());
+}
+
+void check_bias(const char* op, const Tensor& bias, const Tensor& weight, Dtype dtype) {
+  MT_CHECK(!bias || (bias.dim() == 1 && bias.size(0) == weight.size(0) && bias.dtype() == dtype),
+           op, ": expected a bias of ", dtype, "(", weight.size(0), "), got ", bias.describe());
 }
 
 /// (M, K) x (K, N), or (B, M, K) x (B, K, N).
@@ -86,12 +98,6 @@ struct Matmul {
   }
 };
 
-View transposed(const Tensor& w) {
-  return {
-      w.raw_data(), {w.size(1), w.size(0)}, {w.strides()[1], w.strides()[0]}, w.dtype(), w.device(),
-      true};
-}
-
 Activation activation_of(Act act) {
   switch (act) {
     case Act::none: return Activation::none;
@@ -124,8 +130,7 @@ struct Linear {
   Metas infer(Inputs in) const {
     const Tensor &x = in[0], &w = in[1], &bias = in[2];
     check_operands("linear", x, w);
-    MT_CHECK(!bias || (bias.dim() == 1 && bias.size(0) == w.size(0) && bias.dtype() == x.dtype()),
-             "linear: expected a bias of ", x.dtype(), "(", w.size(0), "), got ", bias.describe());
+    check_bias("linear", bias, w, x.dtype());
     return {{{x.size(0), w.size(0)}, x.dtype()}};
   }
   void forward(Inputs in, Outputs out, Saved& saved) const {
@@ -136,7 +141,7 @@ struct Linear {
     const Tensor bias = in[2] ? in[2].contiguous() : Tensor();
     run_matmul({.out = out[0].view(),
                 .a = x.view(),
-                .b = transposed(w),
+                .b = transposed(w.view()),
                 .bias = view_or_absent(bias),
                 .activation = activation_of(act),
                 .pre_activation = view_or_absent(z)});
@@ -148,17 +153,11 @@ struct Linear {
     if (grad_enabled()) return recorded_backward(saved, dys[0], dx);
     const Tensor dy = dys[0].contiguous();  // (N, out)
     Tensor dz = dy;
-    const Tensor kept = saved[2];
-    if (act != Act::none) dz = Tensor::empty(dy.shape(), dy.dtype(), dy.device());
-    if (act != Act::none || dx[2]) {
-      GradDst::Accumulator bias{{}, 0};
-      if (dx[2]) bias = dx[2].accumulator();
-      const ScratchWorkspace scratch(
-          kernels::activation_backward_workspace_bytes(dy.device(), dy.size(0), dy.size(1)),
-          dy.device());
-      kernels::activation_backward(
-          stream_of(dy), activation_of(act), act == Act::none ? View{} : dz.view(),
-          view_or_absent(bias.tensor), bias.beta, dy.view(), view_or_absent(kept), scratch);
+    if (act != Act::none) {
+      dz = Tensor::empty(dy.shape(), dy.dtype(), dy.device());
+      activation_backward_into(activation_of(act), dz, dx[2], dy, saved[2]);
+    } else if (dx[2]) {
+      bias_gradient_into(dx[2], dy);
     }
     if (dx[0]) product_into(dx[0], dz, saved[1]);
     if (dx[1]) product_into(dx[1], dz.t(), saved[0]);
@@ -195,12 +194,8 @@ struct Mlp {
     const Tensor &x = in[0], &w1 = in[1], &w2 = in[3];
     check_operands("mlp", x, w1);
     check_operands("mlp", x, w2);
-    const auto check_bias = [&](const Tensor& b, const Tensor& w) {
-      MT_CHECK(!b || (b.dim() == 1 && b.size(0) == w.size(0) && b.dtype() == x.dtype()),
-               "mlp: expected a bias of ", x.dtype(), "(", w.size(0), "), got ", b.describe());
-    };
-    check_bias(in[2], w1);
-    check_bias(in[4], w2);
+    check_bias("mlp", in[2], w1, x.dtype());
+    check_bias("mlp", in[4], w2, x.dtype());
     return {{{x.size(0), w2.size(0)}, x.dtype()}};
   }
   void forward(Inputs in, Outputs out, Saved& saved) const {
@@ -213,12 +208,14 @@ struct Mlp {
     if (saved.recording() && act != Act::relu) z = Tensor::empty(hidden, x.dtype(), x.device());
     run_matmul({.out = h.view(),
                 .a = x.view(),
-                .b = transposed(w1),
+                .b = transposed(w1.view()),
                 .bias = view_or_absent(b1),
                 .activation = activation_of(act),
                 .pre_activation = view_or_absent(z)});
-    run_matmul(
-        {.out = out[0].view(), .a = h.view(), .b = transposed(w2), .bias = view_or_absent(b2)});
+    run_matmul({.out = out[0].view(),
+                .a = h.view(),
+                .b = transposed(w2.view()),
+                .bias = view_or_absent(b2)});
     saved.value(in[1].requires_grad() ? in[0] : Tensor());
     saved.value(in[1]);
     saved.value(in[3]);

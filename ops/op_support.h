@@ -1,6 +1,8 @@
 // Helpers shared by the op families.
 #pragma once
 
+#include <utility>
+
 #include "engine/op.h"
 #include "kernels/kernel.h"
 #include "ops/ops.h"
@@ -26,6 +28,13 @@ inline View rows_of(const Tensor& t, std::int64_t columns) {
   View v = t.view();
   v.sizes = {columns == 0 ? 0 : t.numel() / columns, columns};
   v.strides = {columns, 1};
+  return v;
+}
+
+/// The same memory with dimensions a and b exchanged.
+inline View transposed(View v, int a = 0, int b = 1) {
+  std::swap(v.sizes[a], v.sizes[b]);
+  std::swap(v.strides[a], v.strides[b]);
   return v;
 }
 
