@@ -87,29 +87,21 @@ void AlgorithmCache::load() {
   std::filesystem::create_directories(where, ignored);
   file_ = (where / name).string();
   std::ifstream in(file_, std::ios::binary);
-  records_.assign(std::istreambuf_iterator<char>(in), {});
-  std::size_t end = 0;
-  for (Header h; read_record(records_, end, h);)
-    end += sizeof(Header) + h.key_bytes + h.value_bytes;
-  records_.resize(end);
+  const std::string records(std::istreambuf_iterator<char>(in), {});
+  std::size_t at = 0;
+  for (Header h; read_record(records, at, h);) {
+    at += sizeof(Header);
+    values_[records.substr(at, h.key_bytes)] = records.substr(at + h.key_bytes, h.value_bytes);
+    at += std::size_t{h.key_bytes} + h.value_bytes;
+  }
 }
-
-std::string AlgorithmCache::path() const { return file_; }
 
 bool AlgorithmCache::find(std::span<const std::byte> key, std::span<std::byte> value) {
   load();
-  bool found = false;
-  std::size_t at = 0;
-  for (Header h; read_record(records_, at, h);) {  // the last of a key counts
-    const char* body = records_.data() + at + sizeof(Header);
-    if (h.key_bytes == key.size() && h.value_bytes == value.size() &&
-        std::memcmp(body, key.data(), key.size()) == 0) {
-      std::memcpy(value.data(), body + h.key_bytes, value.size());
-      found = true;
-    }
-    at += sizeof(Header) + h.key_bytes + h.value_bytes;
-  }
-  return found;
+  const auto known = values_.find(std::string(text_of(key)));
+  if (known == values_.end() || known->second.size() != value.size()) return false;
+  std::memcpy(value.data(), known->second.data(), value.size());
+  return true;
 }
 
 void AlgorithmCache::store(std::span<const std::byte> key, std::span<const std::byte> value) {
@@ -122,7 +114,7 @@ void AlgorithmCache::store(std::span<const std::byte> key, std::span<const std::
                       static_cast<std::uint32_t>(value.size()),
                       checksum_of(std::string_view(record).substr(sizeof(Header)))};
   std::memcpy(record.data(), &header, sizeof(header));
-  records_ += record;
+  values_[std::string(text_of(key))] = text_of(value);
   const int file = open(file_.c_str(), O_WRONLY | O_CREAT | O_APPEND | O_CLOEXEC, 0644);
   if (file < 0) return;
   [[maybe_unused]] const auto written = write(file, record.data(), record.size());

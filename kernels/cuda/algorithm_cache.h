@@ -9,6 +9,7 @@
 #include <cstddef>
 #include <span>
 #include <string>
+#include <unordered_map>
 
 namespace mixtape::kernels::cuda {
 
@@ -20,16 +21,14 @@ class AlgorithmCache {
   /// Copies the value stored under `key` to `value`; false if there is none of that size.
   bool find(std::span<const std::byte> key, std::span<std::byte> value);
   void store(std::span<const std::byte> key, std::span<const std::byte> value);
-  /// Empty when the cache is off.
-  std::string path() const;
 
  private:
   void load();
   int device_;
   std::string library_;
   bool loaded_ = false;
-  std::string file_;
-  std::string records_;  // the valid ones, as in the file
+  std::string file_;                                     // empty when the cache is off
+  std::unordered_map<std::string, std::string> values_;  // by key; the last of a key counts
 };
 
 }  // namespace mixtape::kernels::cuda
