@@ -89,22 +89,23 @@ class Graph {
       explicit Current(GraphRecorder* recorder) { graph_recorder = recorder; }
       ~Current() { graph_recorder = nullptr; }
     };
+    const auto abandon = [&] {
+      cudart::abandon_capture(device_.index, stream.native());
+      recorder_->abandon();
+    };
     cudart::begin_capture(device_.index, stream.native());
     try {
       const Current current(&*recorder_);
       for (const Tensor& t : step(inputs_)) outputs_.push_back(t ? t.detach() : t);
       recorder_->finish(outputs_);
     } catch (const OutOfMemory&) {
-      cudart::abandon_capture(device_.index, stream.native());
-      recorder_->abandon();
+      abandon();
       throw;
     } catch (const std::exception& e) {
-      cudart::abandon_capture(device_.index, stream.native());
-      recorder_->abandon();
+      abandon();
       throw Error(detail::concat("capture: the step cannot be captured: ", e.what()));
     } catch (...) {
-      cudart::abandon_capture(device_.index, stream.native());
-      recorder_->abandon();
+      abandon();
       throw;
     }
     try {

@@ -17,8 +17,6 @@ namespace mixtape {
 class GraphRecorder {
  public:
   explicit GraphRecorder(Device device);
-  /// This thread's capture under way, or nullptr.
-  static GraphRecorder* current() { return graph_recorder; }
   Device device() const { return device_; }
   std::uint32_t id() const { return id_; }
 

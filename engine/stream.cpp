@@ -19,6 +19,13 @@ double now_ms() {
   return std::chrono::duration<double, std::milli>(now).count();
 }
 
+void check_not_captured(Device device) {
+  const char* op = OpScope::current();
+  MT_CHECK(!cudart::is_capturing(device.index, Stream::current(device).native()),
+           op ? op : "synchronize", ": waits for ", device,
+           ", whose work is being captured; move it out of the step");
+}
+
 }  // namespace
 
 Stream make_stream(Device device, void* native) {
@@ -44,15 +51,6 @@ Stream Stream::create(Device device, bool high_priority) {
   check_device("Stream::create", device);
   return make_stream(device, cudart::create_stream(device.index, high_priority));
 }
-
-namespace {
-void check_not_captured(Device device) {
-  const char* op = OpScope::current();
-  MT_CHECK(!cudart::is_capturing(device.index, Stream::current(device).native()),
-           op ? op : "synchronize", ": waits for ", device,
-           ", whose work is being captured; move it out of the step");
-}
-}  // namespace
 
 void Stream::synchronize() const {
   if (device_.is_cpu()) return;

@@ -43,8 +43,6 @@ class Options {
   std::map<std::string, std::string> values_;
 };
 
-inline mt::Device best_device() { return mt::Device::best(); }
-
 /// Autocast as a precision names it: fp32, fp16 or bf16.
 class Precision {
  public:
