@@ -1,22 +1,13 @@
-// Layer normalisation and its gradients in float64, with the sizes that tolerances are made of, and
-// rows that no vector access fits.
+// Layer normalisation and its gradients in float64, with the sizes that tolerances are made of.
 #pragma once
 
 #include <cmath>
-#include <utility>
 #include <vector>
 
-#include "tests/kernels/buffer.h"
+#include "tests/kernels/norm_rows.h"
 
 namespace mixtape::testing {
 
-using Values = std::vector<double>;
-
-inline constexpr double kEps = 1e-5;
-
-struct Rows {
-  std::int64_t n, c;
-};
 struct Reference {
   Values y, mean, rstd, normalised;
   Reference(const Values& x, const Values& weight, const Values& bias, const Rows& r)
@@ -37,9 +28,6 @@ struct Reference {
     }
   }
 };
-
-/// Roundings of a sum of c terms in at least 32 partial sums.
-inline double sum_roundings(std::int64_t c) { return static_cast<double>(c) / 32 + 24; }
 
 struct BackwardReference {
   Values dx, dweight, dbias, dx_size, dweight_size, dbias_size;
@@ -77,31 +65,6 @@ struct BackwardReference {
             rstd * (1 + rstd) * (std::abs(g) + size * (1 + std::abs(xh))) + std::abs(extra);
       }
     }
-  }
-};
-
-/// Copies of `values` one element past a 16-byte boundary, where vectors cannot be used.
-struct MisalignedRows {
-  Buffer buffer;
-  std::int64_t n, c;
-  MisalignedRows(Device d, Dtype dtype, const Rows& r, Values values)
-      : buffer(d, dtype, {r.n * r.c + 1}, padded(std::move(values), r)), n(r.n), c(r.c) {}
-  static Values padded(Values values, const Rows& r) {
-    values.resize(static_cast<std::size_t>(r.n * r.c));
-    values.insert(values.begin(), 0.0);
-    return values;
-  }
-  View view() const {
-    View v = buffer.view();
-    v.data = static_cast<char*>(v.data) + size_of(v.dtype);
-    v.sizes = {n, c};
-    v.strides = {c, 1};
-    return v;
-  }
-  Values get() {
-    Values values = buffer.get();
-    values.erase(values.begin());
-    return values;
   }
 };
 

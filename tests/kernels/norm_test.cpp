@@ -12,15 +12,6 @@ namespace {
 
 using namespace kernels;
 
-// The last lines are the widths at which the CUDA kernels change how a row is divided: among lanes,
-// by the number of vectors a thread holds, among warps, and too long for that.
-const Rows kRows[] = {{0, 8},    {1, 1},    {3, 2},    {5, 7},     {6, 8},     {2, 16},
-                      {7, 33},   {70, 64},  {33, 100}, {300, 257}, {9, 256},   {5, 384},
-                      {5, 512},  {6, 768},  {5, 1024}, {3, 1200},  {3, 1600},  {2, 4096},
-                      {3, 4100}, {3, 5001}, {2, 8192}, {2, 10000}, {2, 32768}, {1, 50304}};
-/// More rows than the CUDA kernels work on at once: threads of a resident grid take several.
-const Rows kManyRows[] = {{300000, 4}, {2500, 768}, {600, 4096}};
-
 void run_forward(Device d, Dtype dtype, Dtype weight_dtype, const Rows& r, bool affine) {
   const Values x = normals(dtype, r.n * r.c, 1, 2, 0.5);
   const Values w = normals(weight_dtype, r.c, 2), b = normals(weight_dtype, r.c, 3);

@@ -5,27 +5,13 @@
 #include "engine/thread_pool.h"
 #include "kernels/norm.h"
 #include "tests/kernels/device_array.h"
+#include "tests/kernels/norm_rows.h"
 #include "tests/kernels/numbers.h"
 
 namespace mixtape::testing {
 namespace {
 
 using namespace kernels;
-using Values = std::vector<double>;
-
-constexpr double kEps = 1e-5;
-
-struct Rows {
-  std::int64_t n, c;
-};
-// The last lines are the widths at which the CUDA kernels change how a row is divided: among lanes,
-// by the number of vectors a thread holds, among warps, and too long for that.
-const Rows kRows[] = {{0, 8},    {1, 1},    {3, 2},    {5, 7},     {6, 8},     {2, 16},
-                      {7, 33},   {70, 64},  {33, 100}, {300, 257}, {9, 256},   {5, 384},
-                      {5, 512},  {6, 768},  {5, 1024}, {3, 1200},  {3, 1600},  {2, 4096},
-                      {3, 4100}, {3, 5001}, {2, 8192}, {2, 10000}, {2, 32768}, {1, 50304}};
-/// More rows than the CUDA kernels work on at once: threads of a resident grid take several.
-const Rows kManyRows[] = {{300000, 4}, {2500, 768}, {600, 4096}};
 
 std::size_t at(std::int64_t i) { return static_cast<std::size_t>(i); }
 
@@ -72,8 +58,6 @@ struct BackwardReference {
   }
 };
 
-/// Roundings of a sum of c terms in at least 32 partial sums.
-double sum_roundings(std::int64_t c) { return static_cast<double>(c) / 32 + 24; }
 /// Half the distance between float16's subnormals.
 double subnormal(Dtype dtype) { return dtype == Dtype::f16 ? 0x1p-25 : 0; }
 
@@ -204,51 +188,33 @@ TEST(RmsNorm, ManyRowsMatchFloat64) {
   });
 }
 
-/// The view of a (n, c) matrix one element past a 16-byte boundary.
-View misaligned(const Buffer& buffer, const Rows& r) {
-  View v = buffer.view();
-  v.data = static_cast<char*>(v.data) + size_of(v.dtype);
-  v.sizes = {r.n, r.c};
-  v.strides = {r.c, 1};
-  return v;
-}
-Values without_first(Values values) {
-  values.erase(values.begin());
-  return values;
-}
-
 TEST(RmsNorm, MisalignedRowsMatchFloat64) {
   on_each_device([](Device d) {
     for (Dtype dtype : kFloatingDtypes) {
       for (const Rows& r :
            {Rows{6, 8}, Rows{5, 768}, Rows{3, 1600}, Rows{2, 4096}, Rows{2, 8192}}) {
         SCOPED_TRACE(::testing::Message() << name_of(dtype) << " " << r.n << "x" << r.c);
-        const Shape shape = {r.n * r.c + 1};
-        const Values padded_x = normals(dtype, shape[0], 1), x = without_first(padded_x);
-        const Values padded_dy = normals(dtype, shape[0], 2), dy = without_first(padded_dy);
+        const Values x = normals(dtype, r.n * r.c, 1), dy = normals(dtype, r.n * r.c, 2);
         const Dtype stats = compute_dtype(dtype);
         const Reference f(x, {}, r);
         const Values rstd_values = rounded(stats, f.rstd);
         const BackwardReference want(x, rstd_values, dy, {}, {}, r);
-        Buffer in(d, dtype, shape, padded_x), g(d, dtype, shape, padded_dy);
-        Buffer out(d, dtype, shape), dx(d, dtype, shape), rstd(d, stats, {r.n}, rstd_values);
+        MisalignedRows in(d, dtype, r, x), g(d, dtype, r, dy), out(d, dtype, r, {}),
+            dx(d, dtype, r, {});
+        Buffer rstd(d, stats, {r.n}, rstd_values);
         const Stream stream = Stream::current(d);
-        rms_norm_forward(stream, {.y = misaligned(out, r), .x = misaligned(in, r), .eps = kEps});
-        rms_norm_backward(stream,
-                          {.dx = misaligned(dx, r),
-                           .dy = misaligned(g, r),
-                           .x = misaligned(in, r),
-                           .rstd = rstd.view()},
-                          {});
+        rms_norm_forward(stream, {.y = out.view(), .x = in.view(), .eps = kEps});
+        rms_norm_backward(
+            stream, {.dx = dx.view(), .dy = g.view(), .x = in.view(), .rstd = rstd.view()}, {});
         const double u = compute_roundoff(dtype) * sum_roundings(r.c);
-        expect_close(without_first(out.get()), f.y, subnormal(dtype), 2 * u + unit_roundoff(dtype));
+        expect_close(out.get(), f.y, subnormal(dtype), 2 * u + unit_roundoff(dtype));
         Values bound(x.size());
         for (std::size_t i = 0; i < bound.size(); ++i)
           bound[i] = 4 * u * want.dx_size[i] + unit_roundoff(dtype) * std::abs(want.dx[i]) +
                      subnormal(dtype);
-        expect_close(without_first(dx.get()), want.dx, bound);
-        out.check_guards();
-        dx.check_guards();
+        expect_close(dx.get(), want.dx, bound);
+        out.buffer.check_guards();
+        dx.buffer.check_guards();
       }
     }
   });
