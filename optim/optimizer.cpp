@@ -197,9 +197,10 @@ void FusedOptimizer::step_group(Group& g, const kernels::StepScalars& step) {
   if (g.entries.empty()) return;
   const Device device = g.parameters[0].device();
   if (graph_recorder != nullptr) [[unlikely]] {
-    graph_recorder->before_replay([this, &g, name = name_, alive = std::weak_ptr(alive_)] {
+    const auto group = &g - groups_.data();  // groups may move when one is added
+    graph_recorder->before_replay([this, group, name = name_, alive = std::weak_ptr(alive_)] {
       MT_CHECK(!alive.expired(), "capture: the ", name, " optimizer of the captured step is gone");
-      send_scalars(g);
+      send_scalars(groups_[static_cast<std::size_t>(group)]);
     });
   } else {
     send_scalars(g);

@@ -5,7 +5,6 @@
 // is updated. A parameter that had no gradient since zero_grad() is left alone, its step count too.
 #pragma once
 
-#include <deque>
 #include <functional>
 #include <memory>
 #include <string>
@@ -109,7 +108,7 @@ class FusedOptimizer : public Optimizer {
   const char* name_;
   int state_count_;
   const char* const* state_names_;
-  std::deque<Group> groups_;  // captured steps keep their addresses
+  std::vector<Group> groups_;
   std::shared_ptr<const char> alive_ = std::make_shared<const char>('y');
 };
 
