@@ -20,16 +20,16 @@
 // the step uses must outlive its replays.
 #pragma once
 
-#include <functional>
 #include <initializer_list>
 #include <memory>
 #include <vector>
 
+#include "engine/function.h"
 #include "engine/op.h"
 
 namespace mixtape {
 
-using StepFunction = std::function<std::vector<Tensor>(Inputs)>;
+using StepFunction = Function<std::vector<Tensor>(Inputs)>;
 
 struct CaptureOptions {
   Device device = Device::best();

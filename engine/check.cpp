@@ -1,5 +1,7 @@
 #include "engine/check.h"
 
+#include <sstream>
+
 #include "engine/op_scope.h"
 
 namespace mixtape {
@@ -43,6 +45,17 @@ std::string full_message(const std::string& message, std::source_location where)
 
 Error::Error(const std::string& what, std::source_location where)
     : std::runtime_error(full_message(what, where)), where_(where) {}
+
+detail::Message::Message() : out_(new std::ostringstream) {}
+detail::Message::~Message() { delete out_; }
+std::ostream& detail::Message::stream() { return *out_; }
+std::string detail::Message::text() const { return out_->str(); }
+void detail::Message::add_text(std::string_view part) { *out_ << part; }
+void detail::Message::add_value(bool part) { *out_ << part; }
+void detail::Message::add_value(char part) { *out_ << part; }
+void detail::Message::add_value(long long part) { *out_ << part; }
+void detail::Message::add_value(unsigned long long part) { *out_ << part; }
+void detail::Message::add_value(double part) { *out_ << part; }
 
 void detail::throw_error(const std::string& message, std::source_location where) {
   throw Error(message, where);

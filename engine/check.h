@@ -6,8 +6,9 @@
 //     -> "matmul: inner dimensions: expected 512, got 784 [ops/matmul.cpp:41]"
 #pragma once
 
+#include <concepts>
+#include <iosfwd>
 #include <source_location>
-#include <sstream>
 #include <stdexcept>
 #include <string>
 #include <string_view>
@@ -31,11 +32,49 @@ class OutOfMemory : public Error {
 };
 
 namespace detail {
+/// A text put together from parts, each as operator<< of std::ostream writes it. The stream lies
+/// behind a pointer: this header is in every file, and <sstream> would make each a tenth slower.
+class Message {
+ public:
+  Message();
+  ~Message();
+  Message(const Message&) = delete;
+  Message& operator=(const Message&) = delete;
+
+  template <class T>
+  void add(const T& part) {
+    if constexpr (std::convertible_to<const T&, std::string_view>)
+      add_text(part);
+    else if constexpr (std::same_as<T, bool> || std::same_as<T, char>)
+      add_value(part);
+    else if constexpr (std::signed_integral<T>)
+      add_value(static_cast<long long>(part));
+    else if constexpr (std::unsigned_integral<T>)
+      add_value(static_cast<unsigned long long>(part));
+    else if constexpr (std::floating_point<T>)
+      add_value(static_cast<double>(part));
+    else
+      stream() << part;  // the type's own operator<<
+  }
+  std::ostream& stream();
+  std::string text() const;
+
+ private:
+  void add_text(std::string_view part);
+  void add_value(bool part);
+  void add_value(char part);
+  void add_value(long long part);
+  void add_value(unsigned long long part);
+  void add_value(double part);
+
+  std::ostringstream* out_;
+};
+
 template <class... Parts>
 std::string concat(const Parts&... parts) {
-  std::ostringstream out;
-  (out << ... << parts);
-  return out.str();
+  Message message;
+  (message.add(parts), ...);
+  return message.text();
 }
 [[noreturn]] void throw_error(const std::string& message, std::source_location where);
 }  // namespace detail

@@ -3,11 +3,11 @@
 // the device reads. One per capture, current on the capturing thread. Internal; see capture.h.
 #pragma once
 
-#include <functional>
 #include <memory>
 #include <unordered_map>
 #include <vector>
 
+#include "engine/function.h"
 #include "engine/memory_pool.h"
 #include "engine/node.h"
 #include "engine/philox.h"
@@ -29,7 +29,7 @@ class GraphRecorder {
   /// The step reads the leaf's 16-bit copy without making it.
   void note_shadow(TensorImpl& leaf);
   /// Runs before each replay, on its stream: sends to the device what the host has changed.
-  void before_replay(std::function<void()> hook) { hooks_.push_back(std::move(hook)); }
+  void before_replay(Function<void()> hook) { hooks_.push_back(std::move(hook)); }
   void keep(const Tensor& t) { note_read(t); }
   /// The state of a draw whose base the device reads at each replay.
   PhiloxState draw(std::uint64_t blocks);
@@ -61,7 +61,7 @@ class GraphRecorder {
   std::uint32_t id_;
   std::unordered_map<Storage*, Ref<Storage>> reads_, writes_;
   std::unordered_map<TensorImpl*, Leaf> leaves_;
-  std::vector<std::function<void()>> hooks_;
+  std::vector<Function<void()>> hooks_;
   Tensor random_;  // (2) int64: seed and offset of the replay
   std::uint64_t drawn_ = 0;
 };

@@ -2,11 +2,11 @@
 // its inputs came from; nothing points forwards, so that dropping a result frees what only it used.
 #pragma once
 
-#include <functional>
 #include <memory>
 #include <string>
 #include <vector>
 
+#include "engine/function.h"
 #include "engine/op.h"
 #include "engine/thread_state.h"
 
@@ -25,7 +25,7 @@ struct NodeExtras {
   std::string where;  // anomaly mode: module path and call stack at recording
   struct Hook {
     int output;
-    std::function<Tensor(const Tensor&)> run;
+    Function<Tensor(const Tensor&)> run;
   };
   std::vector<Hook> hooks;
 };
@@ -70,8 +70,8 @@ struct LeafGrad {
   bool flat = false;    // `gradient` is a permanent view of a flat buffer
   bool scaled = false;  // carries a loss scale that has not been divided out
   Tensor gradient;      // memory even in state none, when flat
-  std::vector<std::function<Tensor(const Tensor&)>> hooks;
-  std::vector<std::function<void(Tensor&)>> post_accumulate_hooks;
+  std::vector<Function<Tensor(const Tensor&)>> hooks;
+  std::vector<Function<void(Tensor&)>> post_accumulate_hooks;
   std::string name;
   std::shared_ptr<bool> alive;  // of a result with retain_grad
   // 16-bit copy of a float32 parameter for autocast, valid while the version matches.

@@ -4,7 +4,6 @@
 // count.
 #pragma once
 
-#include <cmath>
 #include <cstdint>
 
 #include "engine/half.h"

@@ -3,14 +3,14 @@
 // memory cost"). nn/checkpoint.h is the user's side.
 #pragma once
 
-#include <functional>
 #include <vector>
 
+#include "engine/function.h"
 #include "engine/op.h"
 
 namespace mixtape {
 
-using RecomputedFunction = std::function<std::vector<Tensor>(Inputs)>;
+using RecomputedFunction = Function<std::vector<Tensor>(Inputs)>;
 
 /// function(inputs), recorded as one node. Its edges lead to every tensor that the function reads
 /// and that a gradient can flow to, whether passed or captured, so that leaf hooks wait for it.

@@ -1,7 +1,6 @@
 // Shapes and strides: up to kMaxDims int64 values held inline, so that no op allocates for them.
 #pragma once
 
-#include <algorithm>
 #include <array>
 #include <cstdint>
 #include <initializer_list>
@@ -53,7 +52,8 @@ class Shape {
   }
   void insert(int i, std::int64_t v) {
     push_back(v);
-    std::rotate(begin() + i, end() - 1, end());
+    std::copy_backward(begin() + i, end() - 1, end());
+    (*this)[i] = v;
   }
 
   /// Product of all values; 1 for no dimensions. Throws if it passes 2^63 - 1.

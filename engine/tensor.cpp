@@ -175,7 +175,7 @@ Tensor Tensor::detach() const {
   return t;
 }
 
-void Tensor::register_hook(std::function<Tensor(const Tensor&)> hook) const {
+void Tensor::register_hook(Function<Tensor(const Tensor&)> hook) const {
   TensorImpl& t = get();
   MT_CHECK(requires_grad(), "register_hook: ", describe(), " does not require a gradient");
   if (t.grad_fn)
@@ -184,7 +184,7 @@ void Tensor::register_hook(std::function<Tensor(const Tensor&)> hook) const {
     leaf_grad(t).hooks.push_back(std::move(hook));
 }
 
-void Tensor::register_post_accumulate_hook(std::function<void(Tensor&)> hook) const {
+void Tensor::register_post_accumulate_hook(Function<void(Tensor&)> hook) const {
   TensorImpl& t = get();
   MT_CHECK(!t.grad_fn && t.requires_grad,
            "register_post_accumulate_hook: expected a leaf that requires a gradient, got ",

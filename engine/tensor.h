@@ -4,12 +4,12 @@
 // share memory and its version counter. Members that compute are defined in ops/.
 #pragma once
 
-#include <functional>
 #include <span>
 #include <string>
 #include <variant>
 #include <vector>
 
+#include "engine/function.h"
 #include "engine/scalar.h"
 #include "engine/storage.h"
 #include "engine/view.h"
@@ -140,9 +140,9 @@ class Tensor {
   /// Same memory and version counter, outside the tape.
   Tensor detach() const;
   /// f(gradient) runs when the gradient of this tensor is complete; a defined result replaces it.
-  void register_hook(std::function<Tensor(const Tensor&)> hook) const;
+  void register_hook(Function<Tensor(const Tensor&)> hook) const;
   /// f(leaf) runs after a backward pass has added to this leaf's gradient.
-  void register_post_accumulate_hook(std::function<void(Tensor&)> hook) const;
+  void register_post_accumulate_hook(Function<void(Tensor&)> hook) const;
   /// Keeps the gradient of a result in its grad().
   void retain_grad() const;
   std::uint32_t version() const { return get().storage->version(); }

@@ -4,6 +4,7 @@
 
 #include <memory>
 
+#include "engine/function.h"
 #include "nn/module.h"
 #include "ops/ops.h"
 
@@ -206,7 +207,7 @@ class Sequential : public Module<Sequential> {
  private:
   struct Step {
     std::unique_ptr<ModuleBase> module;
-    std::function<Tensor(const Tensor&)> run;
+    Function<Tensor(const Tensor&)> run;
   };
   std::vector<Step> steps_;
 };

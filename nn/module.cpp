@@ -102,7 +102,7 @@ std::vector<NamedTensor> ModuleBase::named_buffers() const {
   return all;
 }
 
-void ModuleBase::apply(const std::function<void(const std::string&, ModuleBase&)>& f) {
+void ModuleBase::apply(const Function<void(const std::string&, ModuleBase&)>& f) {
   visit("",
         [&](const std::string& path, const ModuleBase& m) { f(path, const_cast<ModuleBase&>(m)); });
 }
@@ -252,10 +252,10 @@ std::string ModuleBase::summary() const {
   return out.str();
 }
 
-void ModuleBase::register_forward_pre_hook(std::function<void(ModuleBase&)> hook) {
+void ModuleBase::register_forward_pre_hook(Function<void(ModuleBase&)> hook) {
   pre_hooks_.push_back(std::move(hook));
 }
-void ModuleBase::register_forward_hook(std::function<void(ModuleBase&)> hook) {
+void ModuleBase::register_forward_hook(Function<void(ModuleBase&)> hook) {
   post_hooks_.push_back(std::move(hook));
 }
 void ModuleBase::run_pre_hooks() {

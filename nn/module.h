@@ -10,12 +10,12 @@
 // Children are registered by address, so modules are neither copied nor moved.
 #pragma once
 
-#include <functional>
 #include <string>
 #include <typeinfo>
 #include <utility>
 #include <vector>
 
+#include "engine/function.h"
 #include "engine/op_scope.h"
 #include "engine/tensor.h"
 
@@ -45,7 +45,7 @@ class ModuleBase {
   std::vector<NamedTensor> named_buffers() const;
   std::vector<std::pair<std::string, ModuleBase*>> children() const { return children_; }
   /// Calls f(path, module) for this module (path "") and every one below, parents first.
-  void apply(const std::function<void(const std::string&, ModuleBase&)>& f);
+  void apply(const Function<void(const std::string&, ModuleBase&)>& f);
   std::int64_t parameter_count() const;
 
   // ---- mode and place ---------------------------------------------------------------------------
@@ -73,8 +73,8 @@ class ModuleBase {
   virtual std::string describe() const = 0;
 
   /// Run before and after forward of this module (sharding, profiling, inspection).
-  void register_forward_pre_hook(std::function<void(ModuleBase&)> hook);
-  void register_forward_hook(std::function<void(ModuleBase&)> hook);
+  void register_forward_pre_hook(Function<void(ModuleBase&)> hook);
+  void register_forward_hook(Function<void(ModuleBase&)> hook);
 
  protected:
   ModuleBase() = default;
@@ -90,7 +90,7 @@ class ModuleBase {
 
   std::vector<std::pair<std::string, ModuleBase*>> children_;
   std::vector<std::pair<std::string, Tensor*>> parameters_, buffers_;
-  std::vector<std::function<void(ModuleBase&)>> pre_hooks_, post_hooks_;
+  std::vector<Function<void(ModuleBase&)>> pre_hooks_, post_hooks_;
   std::string scope_name_;  // the name its parent gave it
   bool training_ = true;
 };

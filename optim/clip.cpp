@@ -8,7 +8,7 @@
 namespace mixtape::optim {
 
 Tensor clip_grad_norm(const std::vector<Tensor>& parameters, float max_norm,
-                      const std::function<void(Tensor&)>& reduce_squares) {
+                      const Function<void(Tensor&)>& reduce_squares) {
   const OpScope scope("clip_grad_norm");
   const NoGrad no_grad;
   MT_CHECK(max_norm > 0, "clip_grad_norm: expected a max_norm above 0, got ", max_norm);

@@ -1,9 +1,9 @@
 // Clipping gradients by their global norm, without waiting for the device.
 #pragma once
 
-#include <functional>
 #include <vector>
 
+#include "engine/function.h"
 #include "engine/tensor.h"
 
 namespace mixtape::optim {
@@ -13,6 +13,6 @@ namespace mixtape::optim {
 /// Gradients that still carry a loss scale are an error: call scaler.unscale(optimizer) first.
 /// reduce_squares, optional, is given the squared norm (1 element) to sum over ranks.
 Tensor clip_grad_norm(const std::vector<Tensor>& parameters, float max_norm,
-                      const std::function<void(Tensor&)>& reduce_squares = {});
+                      const Function<void(Tensor&)>& reduce_squares = {});
 
 }  // namespace mixtape::optim

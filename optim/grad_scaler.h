@@ -10,10 +10,10 @@
 #pragma once
 
 #include <cstdint>
-#include <functional>
 #include <string>
 #include <vector>
 
+#include "engine/function.h"
 #include "optim/gradient_table.h"
 #include "optim/optimizer.h"
 
@@ -65,7 +65,7 @@ class GradScaler {
 
   /// Called with found_inf (one float, non-zero on overflow) before it is acted on, so that ranks
   /// can agree: reduce it by max over all of them.
-  void set_reduce(std::function<void(Tensor& found_inf)> reduce) { reduce_ = std::move(reduce); }
+  void set_reduce(Function<void(Tensor& found_inf)> reduce) { reduce_ = std::move(reduce); }
 
  private:
   enum class Stage : std::uint8_t { ready, unscaled, stepped };
@@ -90,7 +90,7 @@ class GradScaler {
   Tensor state_;                                   // (5) f32 on the device: kernels::ScalerState
   Tensor last_host_;  // (5) f32, pinned: the state before the last update, once the device is there
   std::vector<PerOptimizer> optimizers_;
-  std::function<void(Tensor&)> reduce_;
+  Function<void(Tensor&)> reduce_;
 };
 
 }  // namespace mixtape

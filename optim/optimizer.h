@@ -5,7 +5,6 @@
 // is updated. A parameter that had no gradient since zero_grad() is left alone, its step count too.
 #pragma once
 
-#include <functional>
 #include <memory>
 #include <string>
 #include <vector>
