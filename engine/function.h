@@ -25,7 +25,7 @@ class Function<R(Args...)> {
            std::is_invocable_r_v<R, std::remove_cvref_t<F>&, Args...>) Function(F&& f) {
     if constexpr (requires { f == nullptr; })  // a null pointer to a function, an empty wrapper
       if (f == nullptr) return;
-    target_ = Ref<Target>::adopt(new Holder<std::remove_cvref_t<F>>(std::forward<F>(f)));
+    target_ = Ref<Target>::adopt(new Holder<std::decay_t<F>>(std::forward<F>(f)));
   }
 
   explicit operator bool() const { return static_cast<bool>(target_); }

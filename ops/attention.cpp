@@ -4,6 +4,8 @@
 // Legend: B batch, H query heads, G key-value heads, T queries, S keys, D elements of a head.
 #include "kernels/attention.h"
 
+#include <cmath>
+
 #include "engine/generator.h"
 #include "ops/op_support.h"
 

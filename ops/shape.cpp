@@ -1,5 +1,7 @@
 // Views (reshape, permute, expand, slice), copies that change layout, and joining.
 #include "engine/grad_mode.h"
+
+#include <algorithm>
 #include "kernels/elementwise.h"
 #include "ops/op_support.h"
 

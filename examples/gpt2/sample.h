@@ -1,6 +1,7 @@
 // Sampling from a language model, one token at a time.
 #pragma once
 
+#include <algorithm>
 #include <cmath>
 #include <cstdint>
 #include <random>

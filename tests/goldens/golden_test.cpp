@@ -15,6 +15,7 @@
 //       the rounding errors of a sum (4 standard deviations)
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <cmath>
 #include <filesystem>
 #include <set>

@@ -3,6 +3,8 @@
 #include <gtest/gtest.h>
 
 #include "engine/allocator.h"
+
+#include <functional>
 #include "engine/autocast.h"
 #include "engine/grad_mode.h"
 #include "ops/ops.h"

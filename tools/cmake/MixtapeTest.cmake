@@ -42,6 +42,8 @@ function(mixtape_test name)
   add_executable(${name} ${arg_SOURCES})
   target_link_libraries(${name} PRIVATE mixtape_test_main mixtape_flags mixtape::mixtape
                                         GTest::gtest)
+  # What is tested is optimised; the tests themselves compile a third faster with less of it.
+  target_compile_options(${name} PRIVATE $<$<COMPILE_LANG_AND_ID:CXX,GNU,Clang>:-O1>)
   mixtape_test_settings(${name})
   foreach(label IN LISTS labels)
     add_dependencies(tests_${label} ${name})
