@@ -109,6 +109,17 @@ Activation activation_of(Act act) {
   MT_THROW("linear: invalid activation ", static_cast<int>(act));
 }
 
+Tensor activate(Act act, const Tensor& z) {
+  switch (act) {
+    case Act::relu: return relu(z);
+    case Act::gelu_tanh: return gelu_tanh(z);
+    case Act::gelu: return gelu(z);
+    case Act::silu: return silu(z);
+    case Act::none: break;
+  }
+  return z;
+}
+
 Tensor activation_derivative(Act act, const Tensor& dy, const Tensor& kept) {
   switch (act) {
     case Act::relu: return functors::Relu::derivative(dy, kept);
@@ -188,6 +199,7 @@ struct Linear {
 /// the activation is applied by the product that makes its gradient, so that it is never alone.
 struct Mlp {
   Act act;
+  bool recompute_activation;
   static constexpr OpInfo info{.name = "mlp", .cast = Cast::low};
 
   Metas infer(Inputs in) const {
@@ -219,21 +231,23 @@ struct Mlp {
     saved.value(in[1].requires_grad() ? in[0] : Tensor());
     saved.value(in[1]);
     saved.value(in[3]);
-    saved.value(h);
+    saved.value(recompute_activation && z ? Tensor() : h);
     saved.value(z);
   }
   void backward(const Saved& saved, Inputs dys, Grads dx) const {
-    const Tensor dy = dys[0].contiguous(), h = saved[3];
+    const Tensor dy = dys[0].contiguous(), z = saved[4];
+    const Tensor h = saved[3];  // undefined when it is to be recomputed
     if (dx[4]) bias_gradient_into(dx[4], dy);
-    if (dx[3]) product_into(dx[3], dy.t(), h);
+    if (dx[3]) product_into(dx[3], dy.t(), h ? h : activate(act, z));
     if (!dx[0] && !dx[1] && !dx[2]) return;
-    const Tensor dz = Tensor::empty(h.shape(), h.dtype(), h.device());
+    const Tensor& kept = act == Act::relu ? h : z;
+    const Tensor dz = Tensor::empty(kept.shape(), kept.dtype(), kept.device());
     const Tensor w2 = as_matrix(saved[2]);
     run_matmul({.out = dz.view(),
                 .a = dy.view(),
                 .b = w2.view(),
                 .backward_of = activation_of(act),
-                .saved = (act == Act::relu ? h : saved[4]).view()});
+                .saved = kept.view()});
     if (dx[2]) bias_gradient_into(dx[2], dz);
     if (dx[1]) product_into(dx[1], dz.t(), saved[0]);
     if (dx[0]) product_into(dx[0], dz, saved[1]);
@@ -243,8 +257,8 @@ struct Mlp {
 }  // namespace
 
 Tensor mlp(const Tensor& x, const Tensor& w1, const Tensor& b1, const Tensor& w2, const Tensor& b2,
-           Act act) {
-  MT_CHECK(act != Act::none, "mlp: expected an activation, got none; use linear()");
+           MlpOptions options) {
+  MT_CHECK(options.act != Act::none, "mlp: expected an activation, got none; use linear()");
   MT_CHECK(x.dim() >= 1 && w1.dim() == 2 && w2.dim() == 2,
            "mlp: expected x (.., in), w1 (hidden, in) and w2 (out, hidden), got ", x.describe(),
            ", ", w1.describe(), " and ", w2.describe());
@@ -254,7 +268,9 @@ Tensor mlp(const Tensor& x, const Tensor& w1, const Tensor& b1, const Tensor& w2
   Shape sizes = x.shape();
   sizes.back() = w2.size(0);
   const std::int64_t rows = x.size(-1) == 0 ? 0 : x.numel() / x.size(-1);
-  return apply(Mlp{act}, {x.reshape({rows, x.size(-1)}), w1, b1, w2, b2}).reshape(sizes);
+  return apply(Mlp{options.act, options.recompute_activation},
+               {x.reshape({rows, x.size(-1)}), w1, b1, w2, b2})
+      .reshape(sizes);
 }
 
 Tensor matmul(const Tensor& a, const Tensor& b) {

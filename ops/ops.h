@@ -105,11 +105,16 @@ struct LinearOptions {
 /// act(x w^T + bias): x (.., in), weight (out, in), bias (out) or undefined -> (.., out).
 Tensor linear(const Tensor& x, const Tensor& weight, const Tensor& bias = {},
               LinearOptions options = {});
+struct MlpOptions {
+  Act act = Act::gelu_tanh;
+  /// Keeps one (.., hidden) tensor for backward, not two: the activation is computed again there.
+  bool recompute_activation = false;
+};
 /// act(x w1^T + b1) w2^T + b2, with the activation's derivative fused into backward's products:
 /// x (.., in), w1 (hidden, in), b1 (hidden), w2 (out, hidden), b2 (out) -> (.., out); biases may be
 /// undefined.
 Tensor mlp(const Tensor& x, const Tensor& w1, const Tensor& b1, const Tensor& w2, const Tensor& b2,
-           Act act = Act::gelu_tanh);
+           MlpOptions options = {});
 
 // ---- shape (ops/shape.cpp) ---------------------------------------------------------------------
 Tensor reshape(const Tensor& x, const Shape& sizes);

@@ -39,7 +39,7 @@ class Mlp : public mt::nn::Module<Mlp> {
     add("c_proj", c_proj);
   }
   mt::Tensor forward(const mt::Tensor& x) {  // (B, T, C) -> (B, T, C)
-    return mt::mlp(x, c_fc.weight, c_fc.bias, c_proj.weight, c_proj.bias, mt::Act::gelu_tanh);
+    return mt::mlp(x, c_fc.weight, c_fc.bias, c_proj.weight, c_proj.bias);
   }
   mt::nn::Linear c_fc, c_proj;
 };

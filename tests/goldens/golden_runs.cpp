@@ -88,7 +88,8 @@ MT_RUN(matmul) { return {matmul(call.in[0], call.in[1])}; }
 MT_RUN(linear) { return {linear(call.in[0], call.in[1], call.optional(2), {.act = act(call)})}; }
 
 MT_RUN(mlp) {
-  return {mlp(call.in[0], call.in[1], call.optional(3), call.in[2], call.optional(4), act(call))};
+  return {mlp(call.in[0], call.in[1], call.optional(3), call.in[2], call.optional(4),
+              {.act = act(call)})};
 }
 
 // ---- shape -------------------------------------------------------------------------------------

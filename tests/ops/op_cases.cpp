@@ -552,10 +552,12 @@ void add_cases<OpId::mlp>(List& list) {
     Act act;
     const char* name;
     Scalar1 f;
+    bool recompute = false;
   };
   const std::vector<A> acts = {
       {Act::relu, "relu", [](double x) { return std::max(x, 0.0); }},
       {Act::gelu_tanh, "gelu_tanh", gelu_by_tanh},
+      {Act::gelu_tanh, "gelu_tanh recomputed", gelu_by_tanh, true},
       {Act::silu, "silu", [](double x) { return x / (1 + std::exp(-x)); }}};
   const auto add = [](double y, double b) { return y + b; };
   for (const A& a : acts) {
@@ -563,7 +565,11 @@ void add_cases<OpId::mlp>(List& list) {
                     .variant = detail::concat("act ", a.name),
                     .args = {Arg::real({5, 8}, -1, 1), Arg::real({16, 8}, -1, 1), Arg::real({16}),
                              Arg::real({4, 16}, -1, 1), Arg::real({4})},
-                    .run = [a](const Args& x) { return mlp(x[0], x[1], x[2], x[3], x[4], a.act); },
+                    .run =
+                        [a](const Args& x) {
+                          return mlp(x[0], x[1], x[2], x[3], x[4],
+                                     {.act = a.act, .recompute_activation = a.recompute});
+                        },
                     .reference =
                         [a, add](const Arrays& x) {
                           const Array h = map(zip(product(x[0], x[1], true), x[2], add), a.f);
