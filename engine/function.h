@@ -23,7 +23,8 @@ class Function<R(Args...)> {
   template <class F>
   requires(!std::same_as<std::remove_cvref_t<F>, Function> &&
            std::is_invocable_r_v<R, std::remove_cvref_t<F>&, Args...>) Function(F&& f) {
-    if constexpr (requires { f == nullptr; })  // a null pointer to a function, an empty wrapper
+    // A null pointer to a function, or an empty wrapper.
+    if constexpr (!std::is_function_v<std::remove_reference_t<F>> && requires { f == nullptr; })
       if (f == nullptr) return;
     target_ = Ref<Target>::adopt(new Holder<std::decay_t<F>>(std::forward<F>(f)));
   }
