@@ -172,7 +172,7 @@ class CpuAllocator final : public CachingAllocator {
 
   std::mutex mutex_;
   std::array<Record*, kClassCount> free_{};
-  StatsCounter stats_;
+  StatsCounter stats_{Device::cpu()};
   std::size_t high_water_ = 0;
   std::size_t limit_ = 0;
 };

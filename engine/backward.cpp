@@ -6,6 +6,7 @@
 #include "engine/anomaly.h"
 #include "engine/cast_op.h"
 #include "engine/grad_mode.h"
+#include "engine/op_profile.h"
 #include "engine/op_scope.h"
 #include "engine/tensor_detail.h"
 #include "kernels/elementwise.h"
@@ -177,6 +178,9 @@ bool BackwardRun::wanted(const Edge& edge) {
 // -------------------------------------------------------------------------------------------
 
 void BackwardRun::run() {
+  const profile::Range range(ProfileKind::function, "backward");
+  if (range.on()) [[unlikely]]
+    profile::note_backward_pass();
   const ThreadState caller = thread_state;
   struct Restore {
     ThreadState state;
@@ -284,7 +288,10 @@ void BackwardRun::call_backward(NodeEntry& entry, SmallVector<GradDst, 3>& dx) {
            "the first backward");
   if (std::none_of(dx.begin(), dx.end(), [](const GradDst& d) { return static_cast<bool>(d); }))
     return;
+  const profile::Range range(ProfileKind::op, info.name);
   const bool opaque = create_graph_ && !info.higher_order;
+  if (range.on()) [[unlikely]]
+    profile::note_backward(node, entry.gradients, dx, create_graph_ && !opaque);
   thread_state.autocast = node.autocast.autocast;
   thread_state.autocast_dtype = node.autocast.autocast_dtype;
   thread_state.autocast_cache = node.autocast.autocast_cache;

@@ -5,6 +5,7 @@
 #include <string>
 
 #include "engine/allocator.h"
+#include "engine/profile_hooks.h"
 
 namespace mixtape::detail {
 
@@ -16,17 +17,20 @@ class CachingAllocator : public Allocator {
   virtual void set_limit(std::size_t bytes) = 0;
 };
 
-/// MemoryStats kept up to date under the owner's lock.
+/// MemoryStats kept up to date under the owner's lock, and told to the profiler.
 class StatsCounter {
  public:
+  explicit StatsCounter(Device device, bool pinned = false) : device_(device), pinned_(pinned) {}
   void add_live(std::size_t bytes) {
     ++stats_.allocations;
     stats_.allocated += bytes;
     if (stats_.allocated > stats_.allocated_peak) stats_.allocated_peak = stats_.allocated;
+    tell_profiler(static_cast<std::int64_t>(bytes));
   }
   void remove_live(std::size_t bytes) {
     ++stats_.frees;
     stats_.allocated -= bytes;
+    tell_profiler(-static_cast<std::int64_t>(bytes));
   }
   void add_reserved(std::size_t bytes) {
     ++stats_.driver_allocations;
@@ -45,7 +49,14 @@ class StatsCounter {
   const MemoryStats& get() const { return stats_; }
 
  private:
+  void tell_profiler(std::int64_t bytes) const {
+    if (profile::mode() & profile::kMemory) [[unlikely]]
+      profile::note_memory(device_, pinned_, bytes, stats_.allocated, stats_.reserved);
+  }
+
   MemoryStats stats_;
+  Device device_;
+  bool pinned_;
 };
 
 /// True when freed memory may be kept for reuse: not under MIXTAPE_NO_CACHE=1, nor in a build with

@@ -7,6 +7,7 @@
 #include "engine/cuda/backend.h"
 #include "engine/grad_mode.h"
 #include "engine/graph_recorder.h"
+#include "engine/profile_hooks.h"
 #include "kernels/elementwise.h"
 
 namespace mixtape {
@@ -68,6 +69,7 @@ class Graph {
 
   std::vector<Tensor> replay(Inputs in) {
     const NoGrad no_grad;
+    const profile::Range range(ProfileKind::function, "replay captured step");
     const Stream stream = Stream::current(device_);
     if (!(stream == last_stream_)) stream.wait(Event(last_stream_));
     last_stream_ = stream;

@@ -51,6 +51,13 @@ void Node::destroy(Node* node) noexcept {
   pending = nullptr;
 }
 
+std::int64_t Node::saved_bytes() const {
+  std::int64_t total = 0;
+  for (const SavedTensor& s : saved.entries_)
+    if (s.storage) total += s.sizes.numel() * static_cast<std::int64_t>(size_of(s.dtype));
+  return total;
+}
+
 void Node::free_saved() {
   saved.entries_.clear();
   saved.freed_ = true;

@@ -41,6 +41,7 @@ struct Node : RefCounted {
   std::uint64_t sequence;    // order of recording
   Stream stream;             // forward's; backward runs on it
   bool scaled_loss = false;  // output of GradScaler::scale: gradients below it carry the loss scale
+  std::uint32_t module = 0;  // profile::module_id() when it was recorded
   SmallVector<Edge, 3> edges;
   SmallVector<Meta, 3> inputs;
   SmallVector<Meta, 1> outputs;
@@ -50,6 +51,7 @@ struct Node : RefCounted {
   std::unique_ptr<NodeExtras> extras;
 
   const void* op() const;
+  std::int64_t saved_bytes() const;
   /// Drops saved memory; later use throws.
   void free_saved();
   NodeExtras& extra();

@@ -5,6 +5,7 @@
 #include "engine/gradient_uses.h"
 #include "engine/graph_recorder.h"
 #include "engine/node.h"
+#include "engine/op_profile.h"
 #include "engine/op_scope.h"
 #include "engine/tensor_detail.h"
 #include "kernels/elementwise.h"
@@ -44,6 +45,8 @@ Ref<Node> make_node(const OpTable& table, const void* op, Inputs in, Device devi
     node->edges.push_back(gradient_edge(t));
     node->inputs.push_back(t ? meta_of(t) : Meta{});
   }
+  if (profile::mode() != 0) [[unlikely]]
+    profile::note_node(*node);
   return node;
 }
 
@@ -63,6 +66,7 @@ void attach_outputs(const Ref<Node>& node, Outputs out) {
 Tensors apply_impl(const OpTable& table, const void* op, Inputs in) {
   const OpInfo& info = *table.info;
   const OpScope scope(info.name);
+  const profile::Range range(ProfileKind::op, info.name);
   const Device device = common_device(info.name, in);
   if (graph_recorder != nullptr) [[unlikely]] {
     for (const Tensor& t : in) graph_recorder->note_read(t);
@@ -84,6 +88,8 @@ Tensors apply_impl(const OpTable& table, const void* op, Inputs in) {
   }
   Tensors out;
   for (const Meta& m : metas) out.push_back(Tensor::empty(m.shape, m.dtype, device));
+  if (range.on()) [[unlikely]]
+    profile::note_forward(table, op, in, out);
 
   Saved saved;
   if (!wants_recording(info, in)) {
@@ -112,11 +118,14 @@ Tensors apply_impl(const OpTable& table, const void* op, Inputs in) {
 Tensor apply_view_impl(const OpTable& table, const void* op, const Tensor& in) {
   const OpInfo& info = *table.info;
   const OpScope scope(info.name);
+  const profile::Range range(ProfileKind::op, info.name);
   if (graph_recorder != nullptr) [[unlikely]]
     graph_recorder->note_read(in);
   const Inputs inputs(&in, 1);
   if (GradientUses* uses = GradientUses::current()) [[unlikely]]
     uses->note(inputs);
+  if (range.on()) [[unlikely]]
+    profile::note_view(in);
   Tensor out = table.view(op, in);
   if (!wants_recording(info, inputs)) return out;
   const Ref<Node> node = make_node(table, op, inputs, in.device());

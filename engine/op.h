@@ -11,7 +11,8 @@
 //   };
 //   Tensor scale(const Tensor& x, float factor) { return apply(Scale{factor}, {x}); }
 //
-// User code outside the library defines ops in the same way and needs nothing else.
+// User code outside the library defines ops in the same way and needs nothing else. An op may add
+// OpWork work(const OpCall&) const, which tells the profiler its FLOPs.
 #pragma once
 
 #include <span>
@@ -53,6 +54,19 @@ using Inputs = std::span<const Tensor>;
 using Outputs = std::span<Tensor>;
 
 inline Meta meta_of(const Tensor& t) { return {t.shape(), t.dtype()}; }
+
+/// One call of an op, for work().
+struct OpCall {
+  std::span<const Meta> in, out;  // Meta{} where an optional input is absent
+  bool backward = false;
+  unsigned wanted = 0;  // backward: bit i is set when input i gets a gradient
+  bool wants(int i) const { return (wanted >> i & 1u) != 0; }
+};
+/// What a call costs: floating-point operations (a multiplication and an addition are two) and
+/// bytes read and written; negative: every tensor of the call once.
+struct OpWork {
+  double flops = 0, bytes = -1;
+};
 
 class BackwardRun;
 struct SavedTensor {
@@ -148,6 +162,7 @@ struct OpTable {
   void (*forward)(const void* op, Inputs in, Outputs out, Saved& saved);
   Tensor (*view)(const void* op, const Tensor& in);  // of a ViewOp; then infer and forward are null
   void (*backward)(const void* op, const Saved& saved, Inputs dy, Grads dx);
+  OpWork (*work)(const void* op, const OpCall& call);  // null: no FLOPs, every tensor once
   void (*copy)(void* to, const void* from);
   void (*destroy)(void* op);
 };
@@ -160,6 +175,12 @@ concept HasBackward = requires(const Op& op, const Saved& saved, Inputs dy, Grad
 template <class Op>
 concept ViewOp = requires(const Op& op, const Tensor& in) {
   { op.view(in) } -> std::same_as<Tensor>;
+};
+
+/// An op whose cost the profiler can tell from its shapes.
+template <class Op>
+concept HasWork = requires(const Op& op, const OpCall& call) {
+  { op.work(call) } -> std::same_as<OpWork>;
 };
 
 template <class Op>
@@ -185,6 +206,11 @@ consteval OpTable make_op_table() {
   if constexpr (HasBackward<Op>) {
     table.backward = [](const void* op, const Saved& saved, Inputs dy, Grads dx) {
       static_cast<const Op*>(op)->backward(saved, dy, dx);
+    };
+  }
+  if constexpr (HasWork<Op>) {
+    table.work = [](const void* op, const OpCall& call) {
+      return static_cast<const Op*>(op)->work(call);
     };
   }
   table.copy = [](void* to, const void* from) { new (to) Op(*static_cast<const Op*>(from)); };

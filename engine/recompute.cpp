@@ -114,6 +114,7 @@ constexpr OpTable kTable{
     .view = nullptr,
     .backward = [](const void* op, const Saved& saved, Inputs dy,
                    Grads dx) { static_cast<const Recompute*>(op)->backward(saved, dy, dx); },
+    .work = nullptr,
     .copy = [](void* to,
                const void* from) { new (to) Recompute(*static_cast<const Recompute*>(from)); },
     .destroy = [](void* op) { static_cast<Recompute*>(op)->~Recompute(); }};

@@ -3,10 +3,12 @@
 #include <new>
 
 #include "engine/graph_recorder.h"
+#include "engine/profile_hooks.h"
 
 namespace mixtape {
 
 Ref<Storage> Storage::create(std::size_t bytes, Device device) {
+  const profile::AllocatorTime time;
   Allocator& allocator = allocator_of(device);
   const Block block = allocator.allocate(bytes, Stream::current(device));
   auto* storage = new (pool_allocate(sizeof(Storage))) Storage(block, device, allocator, false);
@@ -25,6 +27,7 @@ Ref<Storage> Storage::create_pinned(std::size_t bytes) {
 void Storage::note_captured_write() { graph_recorder->note_write(*this); }
 
 void Storage::destroy(Storage* storage) noexcept {
+  const profile::AllocatorTime time;
   storage->allocator_->release(storage->block_);
   storage->~Storage();
   pool_free(storage, sizeof(Storage));

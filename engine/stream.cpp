@@ -7,6 +7,7 @@
 #include "engine/device_error.h"
 #include "engine/env.h"
 #include "engine/op_scope.h"
+#include "engine/profile_hooks.h"
 
 namespace mixtape {
 namespace {
@@ -55,6 +56,7 @@ Stream Stream::create(Device device, bool high_priority) {
 void Stream::synchronize() const {
   if (device_.is_cpu()) return;
   check_not_captured(device_);
+  const profile::Range range(ProfileKind::synchronize, "synchronize stream");
   cudart::synchronize_stream(device_.index, native_);
   throw_device_error(device_);
 }
@@ -98,7 +100,9 @@ bool Event::done() const {
 }
 
 void Event::synchronize() const {
-  if (impl_->native != nullptr) cudart::synchronize_event(impl_->device.index, impl_->native);
+  if (impl_->native == nullptr) return;
+  const profile::Range range(ProfileKind::synchronize, "synchronize event");
+  cudart::synchronize_event(impl_->device.index, impl_->native);
 }
 
 double Event::elapsed_ms(const Event& later) const {
@@ -132,6 +136,7 @@ void synchronize(Device device) {
   if (device.is_cpu()) return;
   check_device("synchronize", device);
   check_not_captured(device);
+  const profile::Range range(ProfileKind::synchronize, "synchronize device");
   cudart::synchronize_device(device.index);
   throw_device_error(device);
 }

@@ -5,6 +5,7 @@
 #include "engine/graph_recorder.h"
 #include "engine/node.h"
 #include "engine/op_scope.h"
+#include "engine/profile_hooks.h"
 #include "engine/tensor_detail.h"
 #include "engine/transfer.h"
 
@@ -87,6 +88,7 @@ void Tensor::check_data_access(const char* what, Dtype wanted) const {
 
 Scalar Tensor::item_scalar() const {
   const OpScope scope("item");
+  const profile::Range range(ProfileKind::function, "item");
   MT_CHECK(numel() == 1, "item: expected one element, got ", describe());
   alignas(8) unsigned char bytes[8];
   const Stream stream = Stream::current(device());
@@ -105,6 +107,7 @@ Scalar Tensor::item_scalar() const {
 template <class T>
 std::vector<T> Tensor::to_vector() const {
   const OpScope scope("to_vector");
+  const profile::Range range(ProfileKind::function, "to_vector");
   const Tensor host = detach().to(Device::cpu(), dtype_of<T>).contiguous();
   const T* begin = static_cast<const T*>(host.raw_data());
   return std::vector<T>(begin, begin + host.numel());

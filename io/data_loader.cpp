@@ -7,6 +7,7 @@
 #include <numeric>
 
 #include "engine/check.h"
+#include "engine/profile_hooks.h"
 #include "engine/stream.h"
 #include "engine/thread_state.h"
 #include "io/ordered_prefetch.h"
@@ -125,6 +126,7 @@ struct DataLoader::Impl {
 
   Loaded load(const Order& order, std::int64_t k, const CollateContext& context) const {
     const PlainThreadState plain;
+    const profile::Range range(ProfileKind::function, "DataLoader::load");
     const std::int64_t first = k * options.batch_size;
     std::vector<std::int64_t> indices(
         static_cast<std::size_t>(std::min(options.batch_size, order.samples - first)));
@@ -146,6 +148,7 @@ struct DataLoader::Impl {
   void advance() {
     check_process();
     if (at_end) return;
+    const profile::Range range(ProfileKind::data, "DataLoader::next");
     std::optional<Loaded> loaded;
     try {
       if (prefetch)

@@ -2,6 +2,7 @@
 
 #include "engine/grad_mode.h"
 #include "engine/node.h"
+#include "engine/profile_hooks.h"
 #include "ops/ops.h"
 #include "optim/gradient_table.h"
 
@@ -10,6 +11,7 @@ namespace mixtape::optim {
 Tensor clip_grad_norm(const std::vector<Tensor>& parameters, float max_norm,
                       const Function<void(Tensor&)>& reduce_squares) {
   const OpScope scope("clip_grad_norm");
+  const profile::Range range(ProfileKind::function, "clip_grad_norm");
   const NoGrad no_grad;
   MT_CHECK(max_norm > 0, "clip_grad_norm: expected a max_norm above 0, got ", max_norm);
   MT_CHECK(!parameters.empty(), "clip_grad_norm: expected at least one parameter, got none");

@@ -7,6 +7,7 @@
 #include "engine/grad_mode.h"
 #include "engine/graph_recorder.h"
 #include "engine/node.h"
+#include "engine/profile_hooks.h"
 #include "engine/transfer.h"
 #include "kernels/elementwise.h"
 #include "ops/ops.h"
@@ -117,6 +118,7 @@ void GradScaler::scan(PerOptimizer& entry, const std::vector<Tensor>& parameters
 void GradScaler::unscale(optim::Optimizer& optimizer) {
   if (!options_.enabled) return;
   const OpScope scope("GradScaler::unscale");
+  const profile::Range range(ProfileKind::function, "GradScaler::unscale");
   const std::vector<Tensor> parameters = optimizer.parameters();
   MT_CHECK(!parameters.empty(), "GradScaler::unscale: expected an optimizer with parameters");
   ensure_state(parameters[0].device());
@@ -133,6 +135,7 @@ void GradScaler::unscale(optim::Optimizer& optimizer) {
 void GradScaler::step(optim::Optimizer& optimizer) {
   if (!options_.enabled) return optimizer.step();
   const OpScope scope("GradScaler::step");
+  const profile::Range range(ProfileKind::function, "GradScaler::step");
   const std::vector<Tensor> parameters = optimizer.parameters();
   MT_CHECK(!parameters.empty(), "GradScaler::step: expected an optimizer with parameters");
   ensure_state(parameters[0].device());
@@ -186,6 +189,7 @@ void GradScaler::end_update() {
 void GradScaler::update() {
   if (!options_.enabled) return;
   const OpScope scope("GradScaler::update");
+  const profile::Range range(ProfileKind::function, "GradScaler::update");
   begin_update();
   kernels::scaler_update(Stream::current(state_.device()),
                          reinterpret_cast<kernels::ScalerState*>(pointer(state_)),

@@ -8,6 +8,7 @@
 #include "engine/grad_mode.h"
 #include "engine/graph_recorder.h"
 #include "engine/node.h"
+#include "engine/profile_hooks.h"
 #include "engine/transfer.h"
 #include "ops/ops.h"
 
@@ -119,6 +120,7 @@ void FusedOptimizer::set_lr(std::size_t group, float lr) {
 
 void FusedOptimizer::step(const StepControl& control) {
   const OpScope scope(name_);
+  const profile::Range range(ProfileKind::function, name_);
   kernels::StepScalars step{scalar_pointer(control.found_inf), scalar_pointer(control.inv_scale),
                             scalar_pointer(control.clip_factor), nullptr};
   for (Group& g : groups_) {
@@ -192,6 +194,18 @@ void FusedOptimizer::send_scalars(Group& g) {
   g.scalars_sent = true;
 }
 
+void FusedOptimizer::note_bytes(const std::vector<kernels::ParameterEntry>& entries) const {
+  profile::RecordedRange* range = profile::innermost();
+  if (range == nullptr) return;
+  for (const kernels::ParameterEntry& e : entries) {
+    std::size_t each = size_of(e.gradient_dtype) + 2 * size_of(e.dtype);  // read; read, written
+    each += static_cast<std::size_t>(state_count_) * 2 * sizeof(float);
+    if (e.master != nullptr) each += 2 * sizeof(float) - size_of(e.dtype);
+    if (e.shadow != nullptr) each += size_of(e.shadow_dtype);
+    range->bytes += static_cast<double>(e.numel) * static_cast<double>(each);
+  }
+}
+
 void FusedOptimizer::step_group(Group& g, const kernels::StepScalars& step) {
   fill_entries(g);
   if (g.entries.empty()) return;
@@ -205,6 +219,8 @@ void FusedOptimizer::step_group(Group& g, const kernels::StepScalars& step) {
   } else {
     send_scalars(g);
   }
+  if (profile::mode() & profile::kWork) [[unlikely]]
+    note_bytes(g.entries);
   launch(Stream::current(device), upload(g),
          static_cast<const Scalars*>(g.device_scalars.raw_data()), g.flags, step);
   for (const Tensor& p : g.parameters) {

@@ -102,6 +102,7 @@ class FusedOptimizer : public Optimizer {
   void fill_entries(Group& group) const;
   kernels::ParameterTable upload(Group& group) const;
   void step_group(Group& group, const kernels::StepScalars& step);
+  void note_bytes(const std::vector<kernels::ParameterEntry>& entries) const;  // for the profiler
   std::vector<std::pair<std::string, Tensor>> named_state() const;
 
   const char* name_;

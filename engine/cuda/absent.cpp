@@ -2,6 +2,7 @@
 // here (check_device), so each of these only has to say the same if one does not.
 #include "engine/check.h"
 #include "engine/cuda/backend.h"
+#include "engine/cuda/copy_rate.h"
 
 namespace mixtape::cudart {
 
@@ -42,6 +43,7 @@ double elapsed_ms(void*, void*) { refuse(); }
 void copy(void*, Device, const void*, Device, std::size_t, const Stream&) { refuse(); }
 void set(int, void*, int, std::size_t, void*) { refuse(); }
 DeviceError* error_slot(int) { refuse(); }
+double copy_rate(int) { refuse(); }
 void check_kernel(const char*, int, void*, bool) { refuse(); }
 detail::CachingAllocator& device_allocator(int) { refuse(); }
 std::uint64_t create_memory_pool(int) { refuse(); }

@@ -292,7 +292,7 @@ class DeviceAllocator final : public detail::CachingAllocator {
   Lists* last_lists_ = nullptr;
   PendingQueue pending_;
   std::vector<Chunk*> spare_;
-  detail::StatsCounter stats_;
+  detail::StatsCounter stats_{device_};
   std::size_t limit_ = 0;
   std::uint64_t last_pool_ = 0;
 

@@ -182,7 +182,7 @@ class PinnedAllocator final : public detail::CachingAllocator {
   std::array<PinnedBlock*, 64> free_{};  // by the logarithm of the size
   std::map<const void*, PinnedBlock*, std::less<>> by_address_;
   PendingQueue pending_;
-  detail::StatsCounter stats_;
+  detail::StatsCounter stats_{Device::cpu(), true};
   std::size_t limit_ = 0;
 
   struct Reclaim {

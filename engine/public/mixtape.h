@@ -10,6 +10,7 @@
 #include "engine/generator.h"
 #include "engine/grad_mode.h"
 #include "engine/op.h"
+#include "engine/profiler.h"
 #include "engine/tensor.h"
 #include "engine/thread_pool.h"
 #include "nn/attention.h"

@@ -20,8 +20,8 @@ import sys
 # the name and a suffix, as in allocator_cuda.cpp; and engine/cuda/) use no other part of engine/.
 LEAVES = {
     "allocator", "build_info", "caching_allocator", "check", "determinism", "device", "device_error",
-    "dtype", "env", "half", "op_scope", "philox", "scalar", "shape", "stream", "thread_pool",
-    "thread_state", "transfer", "view",
+    "dtype", "env", "half", "op_scope", "philox", "profile_events", "profile_hooks", "profile_queue",
+    "scalar", "shape", "stream", "thread_pool", "thread_state", "transfer", "view",
 }
 LAYERS = {
     "engine leaf": 0, "kernels": 1, "engine": 2, "ops": 3, "nn": 4, "optim": 5, "io": 6,
@@ -34,7 +34,7 @@ PUBLIC = "engine/public/mixtape.h"
 INCLUDE = re.compile(r'^\s*#\s*include\s*(?:"([^"]+)"|<([^>]+)>)', re.MULTILINE)
 # half.h takes CUDA's 16-bit types under nvcc only.
 BACKEND = re.compile(r"^(Eigen/|unsupported/Eigen|cuda|cublas|cudnn|nccl|nvrtc|mpi\.h|dnnl|oneapi/|"
-                     r"omp\.h|zlib\.h)")
+                     r"omp\.h|zlib\.h|cupti|nvtx)")
 BACKEND_EXEMPT = {"engine/half.h"}
 
 

@@ -14,6 +14,8 @@ mixtape_dependency_option(MIXTAPE_CUDNN "cuDNN for convolution on CUDA")
 mixtape_dependency_option(MIXTAPE_CUDNN_FRONTEND "cuDNN's C++ frontend for fused attention on CUDA")
 mixtape_dependency_option(MIXTAPE_NCCL "NCCL for data-parallel training on CUDA")
 mixtape_dependency_option(MIXTAPE_MPI "MPI to launch data-parallel training")
+mixtape_dependency_option(MIXTAPE_CUPTI "CUPTI for kernel times in profiles")
+mixtape_dependency_option(MIXTAPE_NVTX "NVTX ranges for Nsight Systems")
 mixtape_dependency_option(MIXTAPE_ONEDNN "oneDNN for convolution and 16-bit products on the CPU")
 
 option(BUILD_SHARED_LIBS "Build libmixtape as a shared library" OFF)

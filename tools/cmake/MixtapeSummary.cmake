@@ -27,6 +27,10 @@ mixtape_summary_line(cuDNN ${MIXTAPE_WITH_CUDNN} "${MIXTAPE_NOTE_CUDNN}"
   "convolution throws on CUDA tensors")
 mixtape_summary_line("  frontend" ${MIXTAPE_WITH_CUDNN_FRONTEND} "${MIXTAPE_NOTE_CUDNN_FRONTEND}"
   "attention on CUDA runs on our own kernels, slower in 16 bits")
+mixtape_summary_line(CUPTI ${MIXTAPE_WITH_CUPTI} "${MIXTAPE_NOTE_CUPTI}"
+  "profiles have no CUDA kernel times")
+mixtape_summary_line(NVTX ${MIXTAPE_WITH_NVTX} "${MIXTAPE_NOTE_NVTX}"
+  "no named ranges in Nsight Systems")
 mixtape_summary_line(NCCL ${MIXTAPE_WITH_NCCL} "${MIXTAPE_NOTE_NCCL}"
   "no data-parallel training over several GPUs")
 mixtape_summary_line(MPI ${MIXTAPE_WITH_MPI} "${MIXTAPE_NOTE_MPI}"
