@@ -42,6 +42,19 @@ AttentionSettings make_settings(const char* op, bool causal, double scale, doubl
   return {causal, scale, dropout, {}};
 }
 
+/// Two products of (T, S) with D, and five in backward, which makes the scores again (Dao 2023,
+/// FlashAttention-2). Under a causal mask as many (query, key) pairs as it leaves.
+OpWork attention_work(const OpCall& call, bool causal, std::int64_t batch_heads, std::int64_t t,
+                      std::int64_t s, std::int64_t d) {
+  double pairs = static_cast<double>(t) * static_cast<double>(s);
+  if (causal) {  // query i sees keys 0 to i
+    const auto m = static_cast<double>(std::min(t, s));
+    pairs = m * (m + 1) / 2 + static_cast<double>(t - std::min(t, s)) * static_cast<double>(s);
+  }
+  const double product = 2 * static_cast<double>(batch_heads) * pairs * static_cast<double>(d);
+  return {.flops = product * (call.backward ? 5 : 2)};
+}
+
 void draw(AttentionSettings& s, Device device, const View& q, const View& k) {
   if (s.dropout == 0) return;
   s.random = draw_random(device, kernels::attention_draws({.q = q, .k = k}));
@@ -134,6 +147,10 @@ struct ScaledDotProductAttention {
                   .lse = lse.view(),
                   .args = settings.args(q.view(), k.view(), v.view(), mask_view(mask, q, k))});
   }
+  OpWork work(const OpCall& call) const {
+    const Shape &q = call.in[0].shape, &k = call.in[1].shape;
+    return attention_work(call, settings.causal, q[0] * q[1], q[2], k[2], q[3]);
+  }
 };
 
 /// The heads of a packed projection: `count` of them from head `first`.
@@ -184,6 +201,10 @@ struct SelfAttention {
                                   .out = q(out),
                                   .lse = lse.view(),
                                   .args = settings.args(q(qkv), k(qkv), v(qkv))});
+  }
+  OpWork work(const OpCall& call) const {
+    const Shape& qkv = call.in[0].shape;
+    return attention_work(call, settings.causal, qkv[0] * heads, qkv[1], qkv[1], columns);
   }
 };
 

@@ -120,6 +120,12 @@ struct Conv2d {
       kernels::conv2d_backward_bias(stream, out.view(), beta, dy.view(), scratch);
     }
   }
+  OpWork work(const OpCall& call) const {
+    const Shape& w = call.in[1].shape;  // (O, C / groups, R, S)
+    const std::int64_t reach = w[1] * w[2] * w[3];
+    const double each = product_flops(call.out[0].shape.numel(), 1, reach);
+    return {.flops = call.backward ? each * (call.wants(0) + call.wants(1)) : each};
+  }
 
  private:
   void weight_gradient(const Stream& stream, const Tensor& x, const Tensor& dy, bool last,

@@ -13,6 +13,15 @@ void check_index(const char* op, const Tensor& index) {
            ": expected an int64 or int32 index, got ", index.describe());
 }
 
+double meta_bytes(const Meta& m) {
+  return static_cast<double>(m.shape.numel()) * static_cast<double>(size_of(m.dtype));
+}
+/// Rows picked from in[0] by in[1]: the rest of in[0] is not touched. Backward reads and adds to as
+/// many.
+OpWork picking_work(const OpCall& call) {
+  return {.bytes = (call.backward ? 3 : 2) * meta_bytes(call.out[0]) + meta_bytes(call.in[1])};
+}
+
 /// Zeros of `like`'s meta with src added at index: index_select's gradient.
 struct IndexAdd {
   Shape sizes;
@@ -58,6 +67,7 @@ struct IndexSelect {
     const auto [into, beta] = dx[0].accumulator();
     add.run(into, beta, saved[0], dy[0]);
   }
+  OpWork work(const OpCall& call) const { return picking_work(call); }
 };
 
 struct Embedding {
@@ -87,6 +97,7 @@ struct Embedding {
     add.run(into, beta, index.reshape({index.numel()}),
             dy[0].reshape({index.numel(), saved.input(0).shape[1]}), padding_index);
   }
+  OpWork work(const OpCall& call) const { return picking_work(call); }
 };
 
 struct ScatterAdd {

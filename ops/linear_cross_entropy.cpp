@@ -116,6 +116,12 @@ struct LinearCrossEntropy {  // x (N, C), w (V, C), target (N)
     if (narrow && dw.beta == 0) dst[1].set(sums);
     if (narrow && dw.beta != 0) Tensor(dw.tensor).add_(sums);
   }
+  OpWork work(const OpCall& call) const {
+    const Shape &x = call.in[0].shape, &w = call.in[1].shape;
+    const double each = product_flops(x[0], w[0], w[1]);  // backward makes the logits again
+    const bool any = call.wants(0) || call.wants(1);
+    return {.flops = call.backward ? each * (any + call.wants(0) + call.wants(1)) : each};
+  }
 };
 
 }  // namespace

@@ -96,6 +96,12 @@ struct Matmul {
         product_into(dx[1], a.t(), dy);
     }
   }
+  OpWork work(const OpCall& call) const {
+    const Shape &a = call.in[0].shape, &b = call.in[1].shape;
+    const double each =
+        product_flops(a.numel() / std::max<std::int64_t>(a.back(), 1), b.back(), a.back());
+    return {.flops = call.backward ? each * (call.wants(0) + call.wants(1)) : each};
+  }
 };
 
 Activation activation_of(Act act) {
@@ -172,6 +178,11 @@ struct Linear {
     }
     if (dx[0]) product_into(dx[0], dz, saved[1]);
     if (dx[1]) product_into(dx[1], dz.t(), saved[0]);
+  }
+  OpWork work(const OpCall& call) const {
+    const Shape &x = call.in[0].shape, &w = call.in[1].shape;
+    const double each = product_flops(x[0], w[0], w[1]);
+    return {.flops = call.backward ? each * (call.wants(0) + call.wants(1)) : each};
   }
 
  private:
@@ -251,6 +262,14 @@ struct Mlp {
     if (dx[2]) bias_gradient_into(dx[2], dz);
     if (dx[1]) product_into(dx[1], dz.t(), saved[0]);
     if (dx[0]) product_into(dx[0], dz, saved[1]);
+  }
+  OpWork work(const OpCall& call) const {
+    const Shape &x = call.in[0].shape, &w1 = call.in[1].shape, &w2 = call.in[3].shape;
+    const double first = product_flops(x[0], w1[0], w1[1]),
+                 second = product_flops(x[0], w2[0], w2[1]);
+    if (!call.backward) return {.flops = first + second};
+    const bool through = call.wants(0) || call.wants(1) || call.wants(2);  // dz is needed
+    return {.flops = first * (call.wants(0) + call.wants(1)) + second * (call.wants(3) + through)};
   }
 };
 

@@ -12,6 +12,11 @@ namespace mixtape {
 inline Stream stream_of(const Tensor& t) { return Stream::current(t.device()); }
 inline View view_or_absent(const Tensor& t) { return t ? t.view() : View{}; }
 
+/// FLOPs of a product of (m, k) by (k, n) matrices.
+inline double product_flops(std::int64_t m, std::int64_t n, std::int64_t k) {
+  return 2.0 * static_cast<double>(m) * static_cast<double>(n) * static_cast<double>(k);
+}
+
 /// A workspace that lives until the end of the scope.
 struct ScratchWorkspace {
   ScratchWorkspace(std::size_t bytes, Device device) : scratch(bytes, device) {}
