@@ -26,9 +26,9 @@ const char* name_of(CollectiveKind kind);
 struct Collective {
   CollectiveKind kind;
   ReduceOp op = ReduceOp::sum;
-  int peer = 0;          // root, or the other rank of send and recv, by its rank in the group
-  Tensor in, out;        // the same where the call is in place; both undefined in a barrier
-  std::string describe;  // "world: all_reduce(sum) #12 of 'layers.0.weight' float32(768, 768)"
+  int peer = 0;               // root, or the other rank of send and recv, by its rank in the group
+  Tensor in = {}, out = {};   // the same where the call is in place; both undefined in a barrier
+  std::string describe = {};  // "world: all_reduce(sum) #12 of 'layers.0.weight' float32(768, 768)"
 };
 
 /// Progress of a collective. It lets go of the tensors when it is done.
