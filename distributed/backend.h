@@ -47,8 +47,6 @@ class Backend {
   /// The backend of a part of the group: ranks of the same colour (-1: none), in the order of key.
   /// Every rank of this group calls it. `name` is the part's.
   virtual std::unique_ptr<Backend> split(int color, int key, const std::string& name) = 0;
-  /// Ends the use of the library for this group as if others could not be reached.
-  virtual void abort() noexcept = 0;
 };
 
 }  // namespace mixtape::distributed

@@ -1,9 +1,9 @@
 // Checks a call, numbers and names it, and hands it to the backend that its device needs.
 #include "distributed/communicator.h"
 
-#include <algorithm>
-
 #include "distributed/communicator_impl.h"
+#include "distributed/flight_recorder.h"
+#include "distributed/run.h"
 #include "engine/grad_mode.h"
 
 namespace mixtape::distributed {
@@ -57,33 +57,69 @@ void check_alias(const char* op, const Tensor& whole, const Tensor& part, int ra
            ": in and out overlap; expected separate memory, or this rank's part of the larger one");
 }
 
-/// "world: all_reduce(avg) #12 of 'fc.weight' float32(10, 784)".
-std::string describe(const Communicator::Impl& group, const Collective& c, std::uint64_t sequence) {
-  std::string text = group.name + ": " + name_of(c.kind);
+bool is_message(const Collective& c) {
+  return c.kind == CollectiveKind::send || c.kind == CollectiveKind::recv;
+}
+
+/// "all_reduce(avg)"; what ranks must agree on besides the tensor.
+std::string call_name(const Collective& c) {
+  std::string text = name_of(c.kind);
   switch (c.kind) {
     case CollectiveKind::all_reduce:
     case CollectiveKind::reduce:
-    case CollectiveKind::reduce_scatter: text += std::string("(") + name_of(c.op) + ')'; break;
-    default: break;
-  }
-  text += " #" + std::to_string(sequence);
-  if (!c.in) return text;
-  text += " of ";
-  if (const std::string& name = c.in.name(); !name.empty()) text += '\'' + name + "' ";
-  text += detail::concat(c.in.dtype(), c.in.shape());
-  switch (c.kind) {
-    case CollectiveKind::reduce:
-    case CollectiveKind::broadcast: return text + " with root " + std::to_string(c.peer);
-    case CollectiveKind::send: return text + " to rank " + std::to_string(c.peer);
-    case CollectiveKind::recv: return text + " from rank " + std::to_string(c.peer);
+    case CollectiveKind::reduce_scatter: return text + '(' + name_of(c.op) + ')';
     default: return text;
   }
 }
 
+std::string peer_text(const Collective& c) {
+  switch (c.kind) {
+    case CollectiveKind::reduce:
+    case CollectiveKind::broadcast: return " with root " + std::to_string(c.peer);
+    case CollectiveKind::send: return " to rank " + std::to_string(c.peer);
+    case CollectiveKind::recv: return " from rank " + std::to_string(c.peer);
+    default: return "";
+  }
+}
+
+/// "world: all_reduce(avg) #12 of 'fc.weight' float32[10, 784]".
+std::string describe(const std::string& group, const Collective& c, std::uint64_t sequence) {
+  std::string text = group + ": " + call_name(c) + " #" + std::to_string(sequence);
+  if (!c.in) return text;
+  text += " of ";
+  const std::string& name = c.in.name().empty() ? c.out.name() : c.in.name();
+  if (!name.empty()) text += '\'' + name + "' ";
+  return text + detail::concat(c.in.dtype(), c.in.shape()) + peer_text(c);
+}
+
+/// Equal on all ranks that are in step.
+std::string signature(const Collective& c) {
+  if (is_message(c)) return "";
+  std::string text = call_name(c) + peer_text(c);
+  if (c.in) text += detail::concat(' ', c.in.dtype(), " x ", c.in.numel());
+  return text;
+}
+
+std::uint64_t next_number(Communicator::Impl& group, const Collective& c) {
+  if (!is_message(c)) return ++group.sequence;
+  group.messages.resize(group.world_ranks.size());
+  auto& [to, from] = group.messages[static_cast<std::size_t>(c.peer)];
+  return c.kind == CollectiveKind::send ? ++to : ++from;
+}
+
+/// Under MIXTAPE_CHECK_COLLECTIVES=1: throws on all ranks, before anything is moved, when they do
+/// not call the same.
+void check_with_others(const Communicator::Impl& group, const Collective& c, std::uint64_t number) {
+  if (group.size() == 1 || is_message(c) || !current_run().check_collectives) return;
+  const std::vector<std::string> all =
+      gather_texts(group, "call " + std::to_string(number), signature(c), c.describe);
+  for (std::size_t r = 0; r < all.size(); ++r)
+    MT_CHECK(all[r] == signature(c), c.describe, ": ranks are out of step: this rank, ", group.rank,
+             ", calls ", signature(c), ", rank ", r, " calls ", all[r]);
+}
+
 /// The collective in a group of one rank.
 void run_alone(const Collective& c) {
-  MT_CHECK(c.kind != CollectiveKind::send && c.kind != CollectiveKind::recv, name_of(c.kind),
-           ": a group of one rank has no other rank");
   if (!c.in || c.in.raw_data() == c.out.raw_data()) return;
   const NoGrad no_grad;
   c.out.detach().reshape({c.out.numel()}).copy_(c.in.detach().reshape({c.in.numel()}));
@@ -95,14 +131,28 @@ Work start(Communicator::Impl& group, Collective c) {
     c.out.impl()->storage->bump_version();
   }
   const std::lock_guard lock(group.mutex);
-  const std::uint64_t sequence = ++group.sequence;
+  const std::uint64_t number = next_number(group, c);
   if (group.alone()) {
     run_alone(c);
     return Work();
   }
   Backend& backend = group.backend_of(c.in ? c.in.device() : Device::cpu(), name_of(c.kind));
-  c.describe = describe(group, c, sequence);
-  return Work(backend.start(c));
+  c.describe = describe(group.name, c, number);
+  FlightRecorder& recorder = FlightRecorder::instance();
+  const std::uint64_t id = recorder.begin({.group = group.name,
+                                           .members = group.world_ranks,
+                                           .sequence = number,
+                                           .signature = signature(c),
+                                           .text = c.describe});
+  try {
+    check_with_others(group, c, number);
+    std::shared_ptr<WorkState> state = backend.start(c);
+    recorder.started(id, state);
+    return Work(std::move(state));
+  } catch (...) {
+    recorder.end(id);
+    throw;
+  }
 }
 
 Collective in_place(CollectiveKind kind, const Tensor& t, ReduceOp op, int peer) {
@@ -195,13 +245,13 @@ Work Communicator::all_to_all_async(const Tensor& out, const Tensor& in) {
 
 Work Communicator::send_async(const Tensor& t, int to) {
   check_peer("send", "to", to, size());
-  MT_CHECK(to != rank(), "send: expected another rank, got this one, ", to);
+  MT_CHECK(to != rank(), "send: expected another rank than this one, got ", to);
   return start(impl(), in_place(CollectiveKind::send, t, ReduceOp::sum, to));
 }
 
 Work Communicator::recv_async(const Tensor& t, int from) {
   check_peer("recv", "from", from, size());
-  MT_CHECK(from != rank(), "recv: expected another rank, got this one, ", from);
+  MT_CHECK(from != rank(), "recv: expected another rank than this one, got ", from);
   return start(impl(), in_place(CollectiveKind::recv, t, ReduceOp::sum, from));
 }
 

@@ -24,7 +24,10 @@ struct Communicator::Impl {
 
   std::mutex mutex;  // keeps sequence numbers in the order of the backend's calls
   std::uint64_t sequence = 0;
-  std::uint64_t splits = 0;
+  /// Messages so far to (first) and from each rank, which number them: a rank that is not their
+  /// other end does not see them.
+  std::vector<std::pair<std::uint64_t, std::uint64_t>> messages;
+  std::uint64_t splits = 0, comparisons = 0;
 
   int size() const { return static_cast<int>(world_ranks.size()); }
   bool alone() const { return size() == 1 && !host && !cuda; }

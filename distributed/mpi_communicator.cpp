@@ -164,22 +164,21 @@ class MpiWork final : public WorkState, public MpiTask {
 
 class MpiBackend final : public Backend {
  public:
-  MpiBackend(const MpiGroup& group, Device device) : group_(group), side_(Stream::create(device)) {}
-  ~MpiBackend() override {
-    // MPI_Comm_free is collective, and destructors run in no order that ranks share: MPI_Finalize
-    // frees what is left.
-  }
+  MpiBackend(const MpiGroup& group, Device device)
+      : thread_(MpiThread::instance()), group_(group), side_(Stream::create(device)) {}
+  // Its communicator is left to MPI_Finalize: MPI_Comm_free is collective, and destructors run in
+  // no order that ranks share.
 
   std::shared_ptr<WorkState> start(const Collective& c) override {
     if (c.in && c.in.device().is_cuda()) check_not_captured(c);
     auto work = std::make_shared<MpiWork>(c, group_, side_);
-    MpiThread::instance().submit(work);
+    thread_.submit(work);
     return work;
   }
 
   std::unique_ptr<Backend> split(int color, int key, const std::string&) override {
     MpiGroup part;
-    MpiThread::instance().run_alone([&] {
+    thread_.run_alone([&] {
       MT_MPI_CHECK(MPI_Comm_split(group_.comm, color < 0 ? MPI_UNDEFINED : color, key, &part.comm));
       if (part.comm == MPI_COMM_NULL) return;
       MT_MPI_CHECK(MPI_Comm_set_errhandler(part.comm, MPI_ERRORS_RETURN));
@@ -190,8 +189,6 @@ class MpiBackend final : public Backend {
     return std::make_unique<MpiBackend>(part, side_.device());
   }
 
-  void abort() noexcept override {}
-
  private:
   static void check_not_captured(const Collective& c) {
     const Device device = c.in.device();
@@ -199,6 +196,7 @@ class MpiBackend final : public Backend {
              ": goes through MPI (ranks share a GPU, or this build has no NCCL), which cannot be "
              "captured in a CUDA graph; run the step without capture");
   }
+  MpiThread& thread_;  // of before finalize(), and nothing may start another after it
   MpiGroup group_;
   Stream side_;
 };
