@@ -38,6 +38,8 @@ class WorkState {
   virtual void wait() = 0;
   /// Result there or failed. Called from any thread.
   virtual bool done() = 0;
+  /// What went wrong while it is under way; empty as a rule. The watchdog asks.
+  virtual std::string failure() { return ""; }
 };
 
 class Backend {

@@ -132,7 +132,7 @@ Work start(Communicator::Impl& group, Collective c) {
   }
   const std::lock_guard lock(group.mutex);
   const std::uint64_t number = next_number(group, c);
-  if (group.alone()) {
+  if (group.alone() || (group.size() == 1 && !c.in)) {
     run_alone(c);
     return Work();
   }
@@ -255,6 +255,21 @@ Work Communicator::recv_async(const Tensor& t, int from) {
   return start(impl(), in_place(CollectiveKind::recv, t, ReduceOp::sum, from));
 }
 
-void Communicator::barrier() { start(impl(), {.kind = CollectiveKind::barrier}).wait(); }
+void Communicator::barrier() {
+  Impl& group = impl();
+  if (group.host || group.size() == 1) {
+    start(group, {.kind = CollectiveKind::barrier}).wait();
+    return;
+  }
+  const std::lock_guard lock(group.mutex);  // a run without MPI: through the store
+  const std::uint64_t number = ++group.sequence;
+  const std::string text = group.name + ": barrier #" + std::to_string(number);
+  const FlightScope scope({.group = group.name,
+                           .members = group.world_ranks,
+                           .sequence = number,
+                           .signature = "barrier",
+                           .text = text});
+  gather_texts(group, "barrier " + std::to_string(number), "", text);
+}
 
 }  // namespace mixtape::distributed

@@ -29,8 +29,9 @@
 namespace mixtape::distributed {
 
 /// How values of the ranks are combined. avg is for floating dtypes and does not overflow where the
-/// average itself fits (16-bit values are divided before they are added; float32 and float64 are
-/// added, then divided). Of bool, sum and max are 'or' and min is 'and'.
+/// average itself fits a 16-bit dtype (values are divided before they are added; MPI adds float32
+/// and float64 first). Of bool, sum and max are 'or' and min is 'and'. What min and max give for
+/// NaN is the library's choice.
 enum class ReduceOp : std::uint8_t { sum, avg, min, max };
 const char* name_of(ReduceOp op);
 

@@ -113,6 +113,16 @@ std::optional<FlightEntry> FlightRecorder::oldest() {
   return under_way_.front().second;
 }
 
+void FlightRecorder::note_unheard(const std::string& error) {
+  const std::lock_guard lock(mutex_);
+  if (unheard_.empty()) unheard_ = error;
+}
+
+std::string FlightRecorder::unheard() {
+  const std::lock_guard lock(mutex_);
+  return unheard_;
+}
+
 std::string FlightRecorder::describe() {
   const std::lock_guard lock(mutex_);
   drop_finished();

@@ -49,6 +49,10 @@ class FlightRecorder {
 
   /// The call that has been under way for the longest, if any.
   std::optional<FlightEntry> oldest();
+  /// What went wrong in a collective whose Work was dropped: nobody else would hear of it.
+  void note_unheard(const std::string& error);
+  /// The first of those; empty as a rule.
+  std::string unheard();
   /// "is in world: all_reduce ... since 3.1 s" or "is in no collective; its last was ...".
   std::string describe();
   /// The last calls of each group, encoded for others.
@@ -65,7 +69,7 @@ class FlightRecorder {
   std::uint64_t next_id_ = 1;
   std::deque<std::pair<std::uint64_t, FlightEntry>> under_way_;
   std::map<std::string, std::deque<Past>> recent_;
-  std::string last_;
+  std::string last_, unheard_;
 };
 
 /// A blocking call noted for as long as it lasts.

@@ -5,6 +5,7 @@
 #include <atomic>
 #include <optional>
 
+#include "distributed/flight_recorder.h"
 #include "distributed/mpi_check.h"
 #include "distributed/mpi_plan.h"
 #include "distributed/mpi_thread.h"
@@ -69,10 +70,20 @@ class MpiWork final : public WorkState, public MpiTask {
       staging_.emplace(c, side, group.rank);
   }
 
+  ~MpiWork() override {
+    if (!error_ || heard_) return;
+    try {
+      std::rethrow_exception(error_);
+    } catch (const std::exception& e) {
+      FlightRecorder::instance().note_unheard(e.what());
+    }
+  }
+
   // The caller's side.
   void wait() override {
     std::unique_lock lock(mutex_);
     finished_.wait(lock, [this] { return finished_here_; });
+    heard_ = true;
     if (error_) std::rethrow_exception(error_);
     if (stored_) Stream::current(device_).wait(*stored_);
   }
@@ -160,6 +171,7 @@ class MpiWork final : public WorkState, public MpiTask {
   Device device_;
   std::optional<Event> stored_;
   std::exception_ptr error_;
+  bool heard_ = false;
 };
 
 class MpiBackend final : public Backend {

@@ -153,21 +153,29 @@ void Watchdog::handle(MessageReader message) {
 }
 
 void Watchdog::check_collectives() {
-  const std::optional<FlightEntry> oldest = FlightRecorder::instance().oldest();
-  if (!oldest || Clock::now() < oldest->started + (deadline_in(options_.timeout) - Clock::now()))
-    return;
+  FlightRecorder& recorder = FlightRecorder::instance();
+  if (const std::string error = recorder.unheard(); !error.empty()) fail(error);
+  const std::optional<FlightEntry> oldest = recorder.oldest();
+  if (!oldest) return;
+  if (oldest->state)
+    if (const std::string error = oldest->state->failure(); !error.empty())
+      fail(oldest->text + ": " + error);
+  const double age = std::chrono::duration<double>(Clock::now() - oldest->started).count();
+  if (age < options_.timeout) return;
   statuses_.reset();
   send(start_request(Request::statuses));
   for (const Deadline end = deadline_in(kAnswerSeconds); !statuses_ && Clock::now() < end;)
     receive(end);
-  const std::string text =
-      statuses_ ? blame(*oldest, options_.rank, *statuses_)
-                : oldest->text + " has not finished in time, and rank 0 does not say why";
+  fail("timeout: " + (statuses_ ? blame(*oldest, options_.rank, *statuses_)
+                                : oldest->text + " has not finished, and rank 0 does not answer"));
+}
+
+void Watchdog::fail(const std::string& text) {
   failing_ = true;
-  send(start_request(Request::fail).text(options_.description + " timed out: " + text));
+  send(start_request(Request::fail).text(options_.description + ": " + text));
   for (const Deadline end = deadline_in(kAnswerSeconds); !told_ && Clock::now() < end;)
     receive(end);
-  end_process("timeout: " + text);
+  end_process(text);
 }
 
 void Watchdog::check_silence() {

@@ -47,6 +47,7 @@ class Watchdog {
   void handle(MessageReader message);
   void read_wakes();
   void check_collectives();
+  [[noreturn]] void fail(const std::string& text);
   void check_terminated();
   void check_silence();
   void send(const MessageWriter& message);

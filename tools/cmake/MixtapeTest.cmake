@@ -6,9 +6,9 @@
 #
 # Labels: cpu and cuda say on which devices the tests run; a binary with both is run once for each,
 # and testing::test_devices() (tests/support/devices.h) tells it where. Without the CUDA backend or
-# without a GPU the cuda entries show as skipped. `dist` is for tests of several processes,
-# `threads`, beside cpu, for what the thread sanitizer should see. tests_LABEL builds a label's
-# binaries.
+# without a GPU the cuda entries show as skipped. `dist` is for tests of several processes
+# (mixtape_mpi_test below), `threads`, beside cpu, for what the thread sanitizer should see.
+# tests_LABEL builds a label's binaries.
 
 foreach(label IN ITEMS cpu cuda dist threads)
   add_custom_target(tests_${label})
@@ -77,6 +77,74 @@ function(mixtape_test_properties out device labels)
   string(REPLACE ";" "_" label "${labels}")
   set(${out} LABELS ${label} TIMEOUT ${arg_TIMEOUT} SKIP_RETURN_CODE 77
       ENVIRONMENT MIXTAPE_TEST_DEVICE=${device} PARENT_SCOPE)
+endfunction()
+
+# mixtape_mpi_test(NAME SOURCES files... RANKS n... [TIMEOUT seconds])
+#
+# A GoogleTest binary whose tests run on every rank: once under mpirun for each number of ranks. A
+# failure on any rank fails the run (tests/support/dist_main.cpp). A rank gets one thread, and ranks
+# may outnumber cores. Label dist; shown as skipped in a build without MPI.
+function(mixtape_mpi_test name)
+  cmake_parse_arguments(PARSE_ARGV 1 arg "" "TIMEOUT" "SOURCES;RANKS")
+  if(NOT arg_SOURCES OR NOT arg_RANKS)
+    message(FATAL_ERROR "mixtape_mpi_test(${name}): SOURCES and RANKS are required")
+  endif()
+  if(NOT arg_TIMEOUT)
+    set(arg_TIMEOUT 120)
+  endif()
+  mixtape_mpi_program(${name} SOURCES ${arg_SOURCES})
+  if(TARGET ${name})
+    target_sources(${name} PRIVATE "${PROJECT_SOURCE_DIR}/tests/support/dist_main.cpp")
+    target_link_libraries(${name} PRIVATE GTest::gtest)
+  endif()
+  foreach(ranks IN LISTS arg_RANKS)
+    mixtape_mpi_command(command ${ranks})
+    mixtape_add_mpi_test(${name}.np${ranks} ${ranks} ${arg_TIMEOUT}
+                         COMMAND ${command} $<TARGET_FILE:${name}>)
+  endforeach()
+endfunction()
+
+# mixtape_mpi_program(NAME SOURCES files...): a program for mpirun, linked as tests are; no target in
+# a build without MPI.
+function(mixtape_mpi_program name)
+  cmake_parse_arguments(PARSE_ARGV 1 arg "" "" "SOURCES")
+  if(NOT MIXTAPE_WITH_MPI)
+    return()
+  endif()
+  add_executable(${name} ${arg_SOURCES})
+  target_link_libraries(${name} PRIVATE mixtape_flags mixtape::mixtape)
+  mixtape_test_settings(${name})
+  add_dependencies(tests_dist ${name})
+endfunction()
+
+# Sets `out` to the command that starts that many ranks on this machine.
+function(mixtape_mpi_command out ranks)
+  set(command "${MPIEXEC_EXECUTABLE}" ${MPIEXEC_NUMPROC_FLAG} ${ranks})
+  if(NOT MIXTAPE_MPIEXEC_IS_OPEN_MPI STREQUAL "")
+    list(APPEND command --allow-run-as-root --oversubscribe --bind-to none)
+  endif()
+  set(${out} ${command} PARENT_SCOPE)
+endfunction()
+
+if(MIXTAPE_WITH_MPI)
+  execute_process(COMMAND "${MPIEXEC_EXECUTABLE}" --version OUTPUT_VARIABLE version ERROR_QUIET)
+  string(REGEX MATCH "Open MPI|OpenRTE" MIXTAPE_MPIEXEC_IS_OPEN_MPI "${version}")
+endif()
+
+# Adds the ctest `name`, which takes `ranks` processors, or its skip in a build without MPI.
+function(mixtape_add_mpi_test name ranks timeout)
+  cmake_parse_arguments(PARSE_ARGV 3 arg "" "" "COMMAND")
+  if(MIXTAPE_WITH_MPI)
+    add_test(NAME ${name} COMMAND ${arg_COMMAND})
+  else()
+    add_test(NAME ${name} COMMAND "${CMAKE_COMMAND}" -E echo
+             "[  SKIPPED ] this build has no MPI: ${MIXTAPE_NOTE_MPI}")
+  endif()
+  # In containers Open MPI may not read another process's memory, and warns of it.
+  set_tests_properties(${name} PROPERTIES LABELS dist TIMEOUT ${timeout} PROCESSORS ${ranks}
+    SKIP_REGULAR_EXPRESSION "SKIPPED"
+    ENVIRONMENT "OMP_NUM_THREADS=1;MIXTAPE_NUM_THREADS=1;MIXTAPE_TEST_DEVICE=cpu;\
+OMPI_MCA_btl_vader_single_copy_mechanism=none")
 endfunction()
 
 # Language level and libraries that test and benchmark binaries need beside the library.
