@@ -197,11 +197,11 @@ void BackwardRun::run() {
     mark_needed();
     for (auto& [edge, gradient] : roots_) route(edge, std::move(gradient));
     for (NodeEntry& entry : nodes_) run_node(entry);
+    finish();
   } catch (...) {
     fail();
     throw;
   }
-  for (const Stream& side : side_streams_) main_stream_.wait(Event(side));
 }
 
 void BackwardRun::run_node(NodeEntry& entry) {
@@ -436,11 +436,21 @@ Tensor BackwardRun::poison_second_derivative(const NodeEntry& entry, const Tenso
   return result;
 }
 
+void BackwardRun::finish() {
+  for (const Stream& side : side_streams_) main_stream_.wait(Event(side));
+  while (!at_end_.empty()) {
+    const Function<void(bool)> f = at_end_.front();
+    at_end_.erase(at_end_.begin());
+    f(true);
+  }
+}
+
 void BackwardRun::fail() {
   for (LeafEntry& entry : leaves_) {
     if (entry.touched && accumulate_) leaf_grad(*entry.leaf).state = GradState::incomplete;
   }
   for (const Stream& side : side_streams_) main_stream_.wait(Event(side));
+  for (const auto& f : std::exchange(at_end_, {})) f(false);
 }
 
 // ---- GradDst

@@ -45,6 +45,10 @@ class BackwardRun {
   int capture(const Tensor& input);
   void run();
   std::vector<Tensor>& results() { return results_; }
+  /// f(true) runs once when the outermost pass is whole: leaves and their hooks done, side streams
+  /// joined, on the caller's thread and stream; what it throws fails the pass. f(false), which does
+  /// not throw, if the pass failed.
+  void at_end(Function<void(bool whole)> f) { outermost().at_end_.push_back(std::move(f)); }
 
  private:
   struct NodeEntry {
@@ -85,6 +89,7 @@ class BackwardRun {
   void finish_contribution(LeafEntry& entry);
   void add_to_leaf(TensorImpl& leaf, const Tensor& gradient);
   void sum_into(Tensor& total, const Tensor& more) const;
+  void finish();
   void follow_stream(const Stream& producer, const Stream& consumer);
   Tensor poison_second_derivative(const NodeEntry& entry, const Tensor& gradient) const;
   void fail();
@@ -103,6 +108,7 @@ class BackwardRun {
   std::unordered_map<const void*, int> index_;
   std::vector<Tensor> results_;
   std::vector<Ref<TensorImpl>> captured_leaves_;
+  std::vector<Function<void(bool)>> at_end_;
 };
 
 }  // namespace mixtape

@@ -9,6 +9,7 @@
 
 #include "engine/allocator.h"
 #include "engine/anomaly.h"
+#include "engine/backward.h"
 #include "engine/grad_mode.h"
 #include "engine/node.h"
 #include "ops/ops.h"
@@ -259,6 +260,43 @@ TEST(Tape, HooksReplaceAndObserve) {
   sum(h + h).backward();
   EXPECT_EQ(numbers(x.grad()), (std::vector<float>{61, 61}));
   EXPECT_EQ(accumulated, 1);
+}
+
+TEST(Tape, CallbacksAtTheEndOfAPassSeeAllGradients) {
+  for (const Device d : test_devices()) {
+    Tensor first = leaf({1, 2}, {2}, d), last = leaf({3, 4}, {2}, d);
+    std::vector<std::string> calls;
+    const auto at_end = [&](const char* name) {
+      BackwardRun::current()->at_end([&calls, name, first](bool whole) {
+        calls.push_back(name + std::string(whole ? " whole" : " failed"));
+        if (whole) {
+          EXPECT_EQ(numbers(first.grad()), (std::vector<float>{6, 8}));
+        }
+      });
+    };
+    last.register_post_accumulate_hook([&](Tensor&) { at_end("a"), at_end("b"); });
+    bool fail = false;
+    first.register_post_accumulate_hook([&](Tensor&) { MT_CHECK(!fail, "on purpose"); });
+    sum(first * 2.0 * last).backward();  // last's gradient is complete before first's
+    EXPECT_EQ(calls, (std::vector<std::string>{"a whole", "b whole"}));
+    EXPECT_EQ(BackwardRun::current(), nullptr);
+    calls.clear();
+    fail = true;
+    expect_error([&] { sum(first * 2.0 * last).backward(); }, "on purpose");
+    EXPECT_EQ(calls, (std::vector<std::string>{"a failed", "b failed"}));
+  }
+}
+
+TEST(Tape, WhatACallbackAtTheEndThrowsFailsThePass) {
+  Tensor x = leaf({1}, {1});
+  int failed = 0;
+  x.register_post_accumulate_hook([&](Tensor&) {
+    BackwardRun::current()->at_end([](bool whole) { MT_CHECK(!whole, "too late"); });
+    BackwardRun::current()->at_end([&](bool whole) { failed += whole ? 0 : 1; });
+  });
+  expect_error([&] { sum(x).backward(); }, "too late");
+  EXPECT_EQ(failed, 1);
+  expect_error([&] { x.grad(); }, "incomplete");
 }
 
 TEST(Tape, InPlaceOnTheTape) {
