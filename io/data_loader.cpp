@@ -54,6 +54,12 @@ struct Order {
 
 std::int64_t divide_up(std::int64_t a, std::int64_t b) { return a / b + (a % b != 0); }
 
+/// Samples of one shard.
+std::int64_t shard_size(std::int64_t samples, const DataLoaderOptions& o) {
+  if (!o.even_shards) return divide_up(std::max<std::int64_t>(samples - o.shard, 0), o.shard_count);
+  return o.drop_last ? samples / o.shard_count : divide_up(samples, o.shard_count);
+}
+
 DataLoaderOptions checked(DataLoaderOptions o) {
   MT_CHECK(o.batch_size >= 1, "DataLoader: expected a batch size of at least 1, got ",
            o.batch_size);
@@ -90,8 +96,7 @@ struct DataLoader::Impl {
       : dataset(std::move(d)),
         options(checked(o)),
         dataset_size(dataset ? dataset->size() : 0),
-        shard_samples(options.drop_last ? dataset_size / options.shard_count
-                                        : divide_up(dataset_size, options.shard_count)),
+        shard_samples(shard_size(dataset_size, options)),
         batches(options.drop_last ? shard_samples / options.batch_size
                                   : divide_up(shard_samples, options.batch_size)) {
     MT_CHECK(dataset, "DataLoader: expected a data set, got a null pointer");

@@ -33,6 +33,9 @@ struct DataLoaderOptions {
   /// starting at shard. All shards have the same number of batches: samples at the front are
   /// repeated to fill up or, with drop_last, samples at the end left out.
   int shard = 0, shard_count = 1;
+  /// false: no sample is repeated or left out for the shards' sake, and some shards have one more
+  /// than others: for evaluation, or training that copes with it (distributed::Join).
+  bool even_shards = true;
 };
 
 /// Where a loader stands; plain data for checkpoints.

@@ -293,6 +293,18 @@ TEST(DataLoader, ShardsShareOneOrder) {
                                        [](auto& a, auto& b) { return a.second < b.second; });
     EXPECT_EQ(most->second, drop_last ? 1 : 2);
   }
+  std::multiset<std::int64_t> uneven;
+  for (int shard = 0; shard < 4; ++shard) {
+    DataLoader loader(
+        data,
+        {.batch_size = 2, .shuffle = true, .shard = shard, .shard_count = 4, .even_shards = false});
+    const auto labels = flat(pass(loader));
+    EXPECT_EQ(labels.size(), shard < 2 ? 3u : 2u);
+    uneven.insert(labels.begin(), labels.end());
+  }
+  EXPECT_EQ(uneven, (std::multiset<std::int64_t>{0, 1, 2, 3, 4, 5, 6, 7, 8, 9}));
+  DataLoader nothing(data, {.shard = 24, .shard_count = 25, .even_shards = false});
+  EXPECT_EQ(pass(nothing), Labels{});
   DataLoader more_shards_than_samples(data, {.shard = 24, .shard_count = 25});
   EXPECT_EQ(pass(more_shards_than_samples), Labels{{4}});
 }
