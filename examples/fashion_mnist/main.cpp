@@ -2,14 +2,18 @@
 // accuracy.
 //
 // bf16 by default on the CPU, fp16 with a GradScaler on CUDA. Writes the loss curve as a
-// TensorBoard event file and an SVG plot into --out. Legend: B images of 28 x 28.
+// TensorBoard event file and an SVG plot into --out. With --dp the ranks of an mpirun share each
+// batch. Legend: B images of 28 x 28.
 #include <mixtape.h>
 
 #include <CLI/CLI.hpp>
 #include <chrono>
 #include <cstdio>
 #include <filesystem>
+#include <optional>
 
+#include "distributed/data_parallel.h"
+#include "examples/ranks.h"
 #include "io/data_loader.h"
 #include "io/event_writer.h"
 #include "io/fashion_mnist.h"
@@ -40,6 +44,7 @@ struct Options {
   std::string precision, device, data = "data/fashion-mnist", out = "out/fashion_mnist";
   std::uint64_t seed = 1;
   float lr = 2e-3f;
+  bool dp = false;
 };
 
 Options parse(int argc, char** argv) {
@@ -48,7 +53,7 @@ Options parse(int argc, char** argv) {
   app.add_option("--epochs", o.epochs, "passes over the 60,000 training images")
       ->check(CLI::Range(1, 1000))
       ->capture_default_str();
-  app.add_option("--batch", o.batch, "images a step")
+  app.add_option("--batch", o.batch, "images a step, over all ranks")
       ->check(CLI::Range(1, 60000))
       ->capture_default_str();
   app.add_option("--precision", o.precision, "default: bf16 on the CPU, fp16 on CUDA")
@@ -63,6 +68,7 @@ Options parse(int argc, char** argv) {
       ->check(CLI::PositiveNumber)
       ->capture_default_str();
   app.add_option("--out", o.out, "folder for the loss curve")->capture_default_str();
+  app.add_flag("--dp", o.dp, "data parallel: train on all ranks of mpirun, srun or torchrun");
   try {
     app.parse(argc, argv);
   } catch (const CLI::CallForHelp&) {
@@ -77,37 +83,108 @@ Options parse(int argc, char** argv) {
   return o;
 }
 
-/// Share of `loader`'s images that net classifies correctly.
-double evaluate(Cnn& net, mt::io::DataLoader& loader, const Options& o, mt::Device device) {
+/// Counts images and those that were classified correctly, on the device.
+class Accuracy {
+ public:
+  explicit Accuracy(mt::Device device)
+      : counts_(mt::zeros({2}, {.dtype = mt::Dtype::i64, .device = device})) {}
+  void add(const mt::Tensor& logits, const mt::Tensor& y) {
+    const mt::NoGrad no_grad;
+    counts_.select(0, 0).add_(mt::sum(mt::eq(mt::argmax(logits, 1), y)));
+    counts_.select(0, 1).add_(y.size(0));
+  }
+  /// Over what all ranks counted; all of them call it.
+  double of(const examples::Ranks& ranks) const {
+    const auto counts = ranks.sum(counts_).to_vector<double>();
+    return counts[0] / std::max(counts[1], 1.0);
+  }
+
+ private:
+  mt::Tensor counts_;  // correct, all
+};
+
+/// Share of the images of all ranks' loaders that net classifies correctly.
+double evaluate(Cnn& net, mt::io::DataLoader& loader, const Options& o,
+                const examples::Ranks& ranks) {
   const mt::InferenceMode inference;
   const mt::Autocast amp(o.precision == "fp16" ? mt::Dtype::f16 : mt::Dtype::bf16,
                          o.precision != "fp32");
   net.eval();
-  mt::Tensor correct = mt::zeros({}, {.dtype = mt::Dtype::i64, .device = device});
-  std::int64_t seen = 0;
-  for (auto& [x, y] : loader) {
-    correct.add_(mt::sum(mt::eq(mt::argmax(net(x), 1), y)));
-    seen += x.size(0);
-  }
+  Accuracy accuracy(ranks.device());
+  for (auto& [x, y] : loader) accuracy.add(net(x), y);
   net.train();
-  return static_cast<double>(correct.item<std::int64_t>()) / static_cast<double>(seen);
+  return accuracy.of(ranks);
 }
 
+/// What rank 0 shows and writes.
+struct Report {
+  const Options& o;
+  mt::io::EventWriter events{o.out};
+  mt::io::PlotSeries train_loss{.name = "training loss"},
+      test_error{.name = "test error (share)", .markers = true};
+  mt::io::ProgressBar bar;
+
+  Report(const Options& options, const Cnn& net, std::int64_t steps_per_epoch)
+      : o(options),
+        bar(stdout, {.epochs = o.epochs, .samples_per_epoch = steps_per_epoch * o.batch}) {
+    std::printf("Fashion-MNIST: %lld parameters, %s on %s, %d epochs of %lld steps\n",
+                static_cast<long long>(net.parameter_count()), o.precision.c_str(),
+                o.device.c_str(), o.epochs, static_cast<long long>(steps_per_epoch));
+  }
+  void log(std::int64_t step, double loss, double lr) {
+    events.scalars({{"loss/train", loss}, {"lr", lr}}, step);
+    train_loss.x.push_back(static_cast<double>(step));
+    train_loss.y.push_back(loss);
+  }
+  void log_accuracy(std::int64_t step, double accuracy) {
+    events.scalar("accuracy/test", accuracy, step);
+    test_error.x.push_back(static_cast<double>(step));
+    test_error.y.push_back(1 - accuracy);
+  }
+  void finish(double accuracy, double seconds, const std::string& communication,
+              mt::Device device) {
+    const std::filesystem::path plot = std::filesystem::path(o.out) / "loss.svg";
+    mt::io::write_line_plot(plot, {train_loss, test_error},
+                            {.title = "Fashion-MNIST, " + o.precision,
+                             .x_label = "step",
+                             .y_label = "loss",
+                             .smoothing = 0.8});
+    const mt::MemoryStats memory = mt::memory_stats(device);
+    std::printf("\nTest accuracy  %.2f %%  (%d epochs in %.1f s)\n", 100 * accuracy, o.epochs,
+                seconds);
+    std::printf("%sPeak memory    %.1f MiB in tensors, %.1f MiB reserved\n", communication.c_str(),
+                static_cast<double>(memory.allocated_peak) / 1048576,
+                static_cast<double>(memory.reserved_peak) / 1048576);
+    std::printf("Loss curve     %s\n               %s (tensorboard --logdir %s)\n", plot.c_str(),
+                events.path().c_str(), o.out.c_str());
+    std::printf("Next           try --precision fp16, --epochs 10 or --seed 2; the model is %s\n",
+                "examples/fashion_mnist/main.cpp");
+  }
+};
+
 int train(const Options& o) {
-  const mt::Device device = mt::Device::parse(o.device);
-  mt::check_device("fashion_mnist", device);
+  const examples::Ranks ranks("fashion_mnist", o.dp, o.device);
+  const mt::Device device = ranks.device();
   const mt::io::FashionMnist train_set(o.data, mt::io::Split::train),
       test_set(o.data, mt::io::Split::test);
-  mt::io::DataLoader loader(train_set, {.batch_size = o.batch,
+  mt::io::DataLoader loader(train_set, {.batch_size = ranks.share("a --batch", o.batch),
                                         .shuffle = true,
                                         .seed = o.seed,
                                         .drop_last = true,
-                                        .device = device});
-  mt::io::DataLoader test_loader(test_set, {.batch_size = 500, .device = device});
+                                        .device = device,
+                                        .shard = ranks.rank(),
+                                        .shard_count = ranks.size()});
+  mt::io::DataLoader test_loader(test_set, {.batch_size = 500,
+                                            .device = device,
+                                            .shard = ranks.rank(),
+                                            .shard_count = ranks.size(),
+                                            .even_shards = false});
 
   mt::manual_seed(o.seed);
   Cnn net;
   net.to(device);
+  std::optional<mt::distributed::DataParallel> dp;
+  if (o.dp) dp.emplace(net, ranks.world());
   mt::optim::AdamW opt(net.parameters(), {.lr = o.lr, .weight_decay = 0.01f});
   mt::GradScaler scaler({.enabled = o.precision == "fp16"});
   const auto steps_per_epoch = static_cast<std::int64_t>(loader.size());
@@ -116,32 +193,18 @@ int train(const Options& o) {
                                          .warmup_steps = 50,
                                          .total_steps = o.epochs * steps_per_epoch};
 
-  std::printf("Fashion-MNIST: %lld parameters, %s on %s, %d epochs of %lld steps\n",
-              static_cast<long long>(net.parameter_count()), o.precision.c_str(), o.device.c_str(),
-              o.epochs, static_cast<long long>(steps_per_epoch));
-  mt::io::EventWriter events(o.out);
-  mt::io::PlotSeries train_loss{.name = "training loss"},
-      test_error{.name = "test error (share)", .markers = true};
-  mt::io::ProgressBar bar(stdout,
-                          {.epochs = o.epochs, .samples_per_epoch = steps_per_epoch * o.batch});
+  std::optional<Report> report;
+  if (ranks.first()) report.emplace(o, net, steps_per_epoch);
   const auto start = std::chrono::steady_clock::now();
-  constexpr std::int64_t kLogEvery = 20;  // reading a loss waits for the device
+  constexpr std::int64_t kLogEvery = 20;  // reading a loss waits for the device and for all ranks
   std::int64_t step = 0;
   double accuracy = 0;
 
   for (int epoch = 0; epoch < o.epochs; ++epoch) {
-    bar.start_epoch(epoch);
+    if (report) report->bar.start_epoch(epoch);
     loader.set_epoch(epoch);
-    float shown_loss = 0;
-    mt::Tensor correct = mt::zeros({}, {.dtype = mt::Dtype::i64, .device = device});
-    std::int64_t seen = 0;
-    const auto metrics = [&] {
-      return mt::io::ProgressMetrics{
-          .loss = shown_loss,
-          .accuracy = correct.item<double>() / static_cast<double>(std::max<std::int64_t>(seen, 1)),
-          .loss_scale =
-              scaler.enabled() ? std::optional<double>(scaler.get_scale()) : std::nullopt};
-    };
+    mt::io::ProgressMetrics shown;
+    Accuracy train_accuracy(device);
     for (auto& [x, y] : loader) {
       mt::Tensor logits, loss;
       {
@@ -156,43 +219,27 @@ int train(const Options& o) {
       scaler.update();
       opt.zero_grad();
 
-      const mt::NoGrad no_grad;
-      correct.add_(mt::sum(mt::eq(mt::argmax(logits, 1), y)));
-      seen += x.size(0);
-      if (step % kLogEvery == 0) {
-        shown_loss = loss.item<float>();
-        events.scalars({{"loss/train", shown_loss}, {"lr", opt.lr()}}, step);
-        train_loss.x.push_back(static_cast<double>(step));
-        train_loss.y.push_back(shown_loss);
+      train_accuracy.add(logits, y);
+      if (step % kLogEvery == 0 || (step + 1) % steps_per_epoch == 0) {
+        shown.loss = ranks.mean(loss).item<float>();
+        shown.accuracy = train_accuracy.of(ranks);
+        if (scaler.enabled()) shown.loss_scale = scaler.get_scale();
+        if (report) report->log(step, *shown.loss, opt.lr());
       }
       ++step;
-      bar.advance(x.size(0), metrics);
+      if (report) report->bar.advance(o.batch, [&] { return shown; });
     }
-    bar.finish_epoch(metrics());
-    accuracy = evaluate(net, test_loader, o, device);
-    events.scalar("accuracy/test", accuracy, step);
-    test_error.x.push_back(static_cast<double>(step));
-    test_error.y.push_back(1 - accuracy);
+    accuracy = evaluate(net, test_loader, o, ranks);
+    if (report) {
+      report->bar.finish_epoch(shown);
+      report->log_accuracy(step, accuracy);
+    }
   }
 
   const double seconds =
       std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
-  const std::filesystem::path plot = std::filesystem::path(o.out) / "loss.svg";
-  mt::io::write_line_plot(plot, {train_loss, test_error},
-                          {.title = "Fashion-MNIST, " + o.precision,
-                           .x_label = "step",
-                           .y_label = "loss",
-                           .smoothing = 0.8});
-  const mt::MemoryStats memory = mt::memory_stats(device);
-  std::printf("\nTest accuracy  %.2f %%  (%d epochs in %.1f s)\n", 100 * accuracy, o.epochs,
-              seconds);
-  std::printf("Peak memory    %.1f MiB in tensors, %.1f MiB reserved\n",
-              static_cast<double>(memory.allocated_peak) / 1048576,
-              static_cast<double>(memory.reserved_peak) / 1048576);
-  std::printf("Loss curve     %s\n               %s (tensorboard --logdir %s)\n", plot.c_str(),
-              events.path().c_str(), o.out.c_str());
-  std::printf("Next           try --precision fp16, --epochs 10 or --seed 2; the model is %s\n",
-              "examples/fashion_mnist/main.cpp");
+  const std::string communication = dp ? dp->summary() : "";
+  if (report) report->finish(accuracy, seconds, communication, device);
   return 0;
 }
 

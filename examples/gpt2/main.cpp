@@ -2,7 +2,7 @@
 //
 // bf16 on the CPU and on CUDA by default; fp16 gets a GradScaler. On CUDA the whole step is
 // captured as one graph. Checkpoints hold the whole run: --resume goes on as if it had never
-// stopped.
+// stopped. With --dp the ranks of an mpirun share each micro-batch, and rank 0 writes.
 //
 // Legend: B batch, T tokens of a window, V vocabulary.
 #include <CLI/CLI.hpp>
@@ -10,10 +10,15 @@
 #include <cstdio>
 #include <filesystem>
 #include <memory>
+#include <optional>
 
+#include "distributed/data.h"
+#include "distributed/data_parallel.h"
+#include "engine/determinism.h"
 #include "examples/gpt2/data.h"
 #include "examples/gpt2/gpt2.h"
 #include "examples/gpt2/sample.h"
+#include "examples/ranks.h"
 #include "io/checkpoint.h"
 #include "io/data_loader.h"
 #include "io/event_writer.h"
@@ -30,7 +35,7 @@ struct Options {
   std::uint64_t seed = 1;
   std::int64_t sample = 300;
   double temperature = 0.8;
-  bool resume = false, no_capture = false;
+  bool resume = false, no_capture = false, dp = false, deterministic = false;
 };
 
 Options parse(int argc, char** argv) {
@@ -51,7 +56,7 @@ Options parse(int argc, char** argv) {
   count("--channels", o.model.channels, "width of the residual stream");
   count("--context", o.model.context, "tokens of a window");
   app.add_option("--dropout", o.model.dropout)->check(CLI::Range(0.0, 0.9))->capture_default_str();
-  count("--batch", o.batch, "windows a micro-batch");
+  count("--batch", o.batch, "windows a micro-batch, over all ranks");
   count("--accumulate", o.accumulate, "micro-batches a step");
   count("--steps", o.steps, "optimizer steps");
   count("--eval-every", o.eval_every, "steps between evaluations");
@@ -76,6 +81,8 @@ Options parse(int argc, char** argv) {
       ->capture_default_str();
   app.add_flag("--resume", o.resume, "go on from the newest checkpoint in --out");
   app.add_flag("--no-capture", o.no_capture, "run each step op by op on CUDA too");
+  app.add_flag("--deterministic", o.deterministic, "two runs give the same bits");
+  app.add_flag("--dp", o.dp, "data parallel: train on all ranks of mpirun, srun or torchrun");
   try {
     app.parse(argc, argv);
     if (o.data.text.empty() && o.data.tokens.empty())
@@ -96,51 +103,88 @@ mt::Autocast autocast(const Options& o) {
                       o.precision != "fp32");
 }
 
-/// Mean loss over at most `batches` batches of the validation windows.
-double evaluate(gpt2::Gpt2& net, mt::io::DataLoader& loader, const Options& o, int batches = 20) {
+/// Mean loss over at most `batches` batches of each rank's validation windows.
+double evaluate(gpt2::Gpt2& net, mt::io::DataLoader& loader, const Options& o,
+                const examples::Ranks& ranks, int batches = 20) {
   const mt::InferenceMode inference;
   const auto amp = autocast(o);
   net.eval();
-  double total = 0;
-  int seen = 0;
+  mt::Tensor total = mt::zeros({2}, {.device = ranks.device()});  // loss, windows
   for (auto& [x, y] : loader) {
-    total += net.loss(x, y).item<double>();
-    if (++seen == batches) break;
+    const auto rows = static_cast<double>(x.size(0));
+    total.select(0, 0).add_(net.loss(x, y) * rows);
+    total.select(0, 1).add_(rows);
+    if (--batches == 0) break;
   }
   net.train();
-  return total / seen;
+  const auto sums = ranks.sum(total).to_vector<double>();
+  return sums[0] / sums[1];
 }
 
+/// Goes on from the newest checkpoint, which rank 0 wrote and all ranks read.
+void resume(mt::io::Checkpoint& state, const Options& o, const examples::Ranks& ranks) {
+  const auto newest = mt::io::latest_checkpoint(o.out);
+  if (newest) mt::io::load_checkpoint(*newest, state);
+  const std::int64_t step = ranks.agree(state.step);
+  MT_CHECK(step == state.step, "--resume: expected step ", step, " as on rank 0, got ", state.step,
+           " on rank ", ranks.rank(), "; --out has to be a folder that all ranks see");
+  if (o.dp) mt::distributed::restore_random_streams(o.seed, ranks.world());
+  if (newest && ranks.first())
+    std::printf("Resumed       step %lld from %s\n", static_cast<long long>(step), newest->c_str());
+}
+
+/// What rank 0 shows and writes.
+struct Report {
+  mt::io::EventWriter events;
+  mt::io::ProgressBar bar;
+  Report(const Options& o, std::int64_t first_step)
+      : events(o.out),
+        bar(stdout, {.epochs = 1, .samples_per_epoch = o.steps * o.accumulate * o.batch}) {
+    bar.start_epoch(0);
+    bar.advance(first_step * o.accumulate * o.batch, [] { return mt::io::ProgressMetrics{}; });
+  }
+};
+
 int train(Options o) {
-  const mt::Device device = mt::Device::parse(o.device);
-  mt::check_device("gpt2", device);
+  const examples::Ranks ranks("gpt2", o.dp, o.device);
+  const mt::Device device = ranks.device();
+  mt::set_deterministic(o.deterministic);
   const gpt2::Data data(o.data, o.model.context, o.out);
   o.model.vocabulary = data.padded_vocabulary();
-  mt::io::DataLoader loader(data.train, {.batch_size = o.batch,
+  const std::int64_t batch = ranks.share("a --batch", o.batch);
+  mt::io::DataLoader loader(data.train, {.batch_size = batch,
                                          .shuffle = true,
                                          .seed = o.seed,
                                          .drop_last = true,
-                                         .device = device});
-  mt::io::DataLoader validation(data.validation, {.batch_size = o.batch, .device = device});
+                                         .device = device,
+                                         .shard = ranks.rank(),
+                                         .shard_count = ranks.size()});
+  mt::io::DataLoader validation(data.validation, {.batch_size = batch,
+                                                  .device = device,
+                                                  .shard = ranks.rank(),
+                                                  .shard_count = ranks.size(),
+                                                  .even_shards = false});
 
   mt::manual_seed(o.seed);
   gpt2::Gpt2 net(o.model);
   net.to(device);
+  std::optional<mt::distributed::DataParallel> dp;
+  if (o.dp) {
+    dp.emplace(net, ranks.world());
+    mt::distributed::seed(o.seed);  // dropout of its own on every rank
+  }
   mt::optim::AdamW opt(net.parameters(), {.lr = o.lr, .beta2 = 0.95f, .weight_decay = 0.1f});
   mt::GradScaler scaler({.enabled = o.precision == "fp16"});
   const mt::optim::WarmupCosine schedule{
       .lr = o.lr, .min_lr = o.lr / 10, .warmup_steps = o.steps / 20 + 1, .total_steps = o.steps};
   mt::io::Checkpoint state{
       .model = &net, .optimizers = {&opt}, .scaler = &scaler, .loader = &loader};
-  if (const auto newest = mt::io::latest_checkpoint(o.out); o.resume && newest) {
-    mt::io::load_checkpoint(*newest, state);
-    std::printf("Resumed       step %lld from %s\n", static_cast<long long>(state.step),
-                newest->c_str());
-  }
-  std::printf("GPT-2: %.1f M parameters, %lld tokens in %lld windows, %s on %s\n",
-              static_cast<double>(net.parameter_count()) / 1e6,
-              static_cast<long long>(data.tokens()), static_cast<long long>(data.train.size()),
-              o.precision.c_str(), o.device.c_str());
+  if (o.resume) resume(state, o, ranks);
+  if (ranks.first())
+    std::printf("GPT-2: %.1f M parameters, %lld tokens in %lld windows, %s on %s\n",
+                static_cast<double>(net.parameter_count()) / 1e6,
+                static_cast<long long>(data.tokens()), static_cast<long long>(data.train.size()),
+                o.precision.c_str(), o.device.c_str());
 
   // One step: micro-batches x0, y0, x1, y1, ... of equal size, so that their mean is the batch's.
   const auto step = [&](mt::Inputs in) -> std::vector<mt::Tensor> {
@@ -151,6 +195,8 @@ int train(Options o) {
         const auto amp = autocast(o);
         loss = net.loss(in[i], in[i + 1]) * (1.0f / static_cast<float>(o.accumulate));
       }
+      const bool last = i + 2 == in.size();
+      const auto local = dp ? dp->no_sync(!last) : mt::distributed::DataParallel::NoSync();
       scaler.scale(loss).backward();
       total = total ? total + loss.detach() : loss.detach();
     }
@@ -159,15 +205,12 @@ int train(Options o) {
     scaler.step(opt);
     scaler.update();
     opt.zero_grad();
-    return {total};
+    return {ranks.mean(total)};
   };
   mt::CapturedStep captured = mt::capture(step, {.device = device});
 
-  mt::io::EventWriter events(o.out);
-  mt::io::ProgressBar bar(stdout,
-                          {.epochs = 1, .samples_per_epoch = o.steps * o.accumulate * o.batch});
-  bar.start_epoch(0);
-  bar.advance(state.step * o.accumulate * o.batch, [] { return mt::io::ProgressMetrics{}; });
+  std::optional<Report> report;
+  if (ranks.first()) report.emplace(o, state.step);
   const auto start = std::chrono::steady_clock::now();
   const std::int64_t first = state.step;
   std::vector<mt::Tensor> micro;
@@ -181,28 +224,35 @@ int train(Options o) {
       micro.clear();
       ++state.step;
       const auto metrics = [&] { return mt::io::ProgressMetrics{.loss = loss.item<float>()}; };
-      bar.advance(o.accumulate * o.batch, metrics);
+      if (report) report->bar.advance(o.accumulate * o.batch, metrics);
       if (state.step % o.eval_every == 0 || state.step == o.steps) {
-        const double held_out = evaluate(net, validation, o);
-        events.scalars(
-            {{"loss/train", loss.item<float>()}, {"loss/validation", held_out}, {"lr", opt.lr()}},
-            state.step);
-        bar.note(mt::detail::concat("step ", state.step, "  validation loss ", held_out));
+        const double held_out = evaluate(net, validation, o, ranks);
+        if (report) {
+          report->events.scalars(
+              {{"loss/train", loss.item<float>()}, {"loss/validation", held_out}, {"lr", opt.lr()}},
+              state.step);
+          report->bar.note(mt::detail::concat("step ", state.step, "  validation loss ", held_out));
+        }
       }
-      if (state.step == o.steps || (o.save_every > 0 && state.step % o.save_every == 0))
+      if (ranks.first() &&
+          (state.step == o.steps || (o.save_every > 0 && state.step % o.save_every == 0)))
         mt::io::save_numbered_checkpoint(o.out, state, {.keep = 2});
       if (state.step == o.steps) break;
     }
   }
-  bar.finish_epoch({.loss = loss ? std::optional<double>(loss.item<float>()) : std::nullopt});
+  const std::string communication = dp ? dp->summary() : "";
+  if (!report) return 0;
+  report->bar.finish_epoch(
+      {.loss = loss ? std::optional<double>(loss.item<float>()) : std::nullopt});
 
   const double seconds =
       std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
   const auto trained =
       static_cast<double>((state.step - first) * o.accumulate * o.batch * o.model.context);
   const mt::MemoryStats memory = mt::memory_stats(device);
-  std::printf("\nTokens/s      %.0f\nPeak memory   %.1f MiB reserved\nCheckpoint    %s\n",
-              trained / seconds, static_cast<double>(memory.reserved_peak) / 1048576,
+  std::printf("\nTokens/s      %.0f\n%sPeak memory   %.1f MiB reserved\nCheckpoint    %s\n",
+              trained / seconds, communication.c_str(),
+              static_cast<double>(memory.reserved_peak) / 1048576,
               mt::io::latest_checkpoint(o.out).value_or("none").c_str());
   if (o.sample > 0) {
     net.eval();
