@@ -24,6 +24,8 @@ class GraphRecorder {
   void note_read(const Tensor& t);
   /// Its version moves at each replay.
   void note_write(Storage& storage);
+  /// Whether the step has written it so far.
+  bool writes(Storage& storage) const { return writes_.contains(&storage); }
   /// The step looks at a leaf's gradient, or (`reset`) overwrites whatever it was.
   void note_leaf(TensorImpl& leaf, bool reset = false);
   /// The step reads the leaf's 16-bit copy without making it.

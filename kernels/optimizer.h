@@ -46,7 +46,8 @@ struct OptimizerFlags {
 };
 
 /// Device scalars that accompany a step; null where unused. A non-zero *found_inf or a pending
-/// device error skips the whole step. Gradients are multiplied by *inv_scale and by *clip_factor.
+/// device error skips the whole launch; decide_step makes one decision for several launches.
+/// Gradients are multiplied by *inv_scale and by *clip_factor.
 struct StepScalars {
   const float* found_inf = nullptr;
   const float* inv_scale = nullptr;
@@ -82,6 +83,8 @@ struct ScalerPolicy {
 std::size_t gradient_norm_workspace_bytes(Device device, std::int64_t chunks);
 
 #define MT_DECLARE_OPTIMIZER                                                                       \
+  /* *skip = 1 if a launch with `step` would be skipped now, else 0; to be their found_inf. */     \
+  void decide_step(const Stream&, float* skip, const StepScalars& step);                           \
   /* g' = g * inv_scale * clip_factor; PyTorch's SGD rule: at step count 0 the momentum buffer */  \
   /* becomes g' + weight_decay * p. A parameter without gradient is left as it is. */              \
   void sgd_step(const Stream&, const ParameterTable& table, const OptimizerScalars* scalars,       \
@@ -118,6 +121,7 @@ MT_DECLARE_OPTIMIZER
 #undef MT_DECLARE_OPTIMIZER
 
 #define MT_KERNEL(name) inline constexpr Kernel name{#name, cpu::name, MT_CUDA(cuda::name)};
+MT_KERNEL(decide_step)
 MT_KERNEL(sgd_step)
 MT_KERNEL(adam_step)
 MT_KERNEL(gradient_unscale)

@@ -2,7 +2,9 @@
 
 #include <atomic>
 #include <cstring>
+#include <optional>
 #include <set>
+#include <utility>
 
 #include "engine/device_error.h"
 #include "engine/grad_mode.h"
@@ -72,10 +74,10 @@ std::vector<Tensor> FusedOptimizer::parameters() const {
 void FusedOptimizer::add_parameters(const std::vector<Tensor>& parameters, const Scalars& scalars,
                                     kernels::OptimizerFlags flags) {
   MT_CHECK(!parameters.empty(), name_, ": expected at least one parameter, got none");
-  const Device device = parameters[0].device();
+  const Device device = (groups_.empty() ? parameters : groups_[0].parameters)[0].device();
   for (const Tensor& p : parameters) {
-    MT_CHECK(p.device() == device, name_, ": expected the parameters of a group on ", device,
-             ", got ", p.describe());
+    MT_CHECK(p.device() == device, name_, ": expected all parameters on ", device, ", got ",
+             p.describe());
     MT_CHECK(p.is_leaf() && p.requires_grad(), name_,
              ": expected leaves that require gradients, got ", p.describe());
     MT_CHECK(p.is_contiguous() && p.dtype() != Dtype::f64, name_,
@@ -96,10 +98,12 @@ void FusedOptimizer::add_parameters(const std::vector<Tensor>& parameters, const
     for (int i = 0; i < state_count_; ++i)
       g.state[i].push_back(zeros(p.shape(), {.device = device}));
     g.masters.push_back(is_low_precision(p.dtype()) ? p.detach().to(Dtype::f32) : Tensor());
+    g.rounded_at.push_back(p.version());
   }
   g.steps = zeros({static_cast<std::int64_t>(g.parameters.size())}, {.device = device});
   g.device_scalars =
       zeros({static_cast<std::int64_t>(sizeof(Scalars))}, {.dtype = Dtype::u8, .device = device});
+  if (groups_.size() > 1 && !skip_) skip_ = zeros({1}, {.device = device});
 }
 
 float FusedOptimizer::lr(std::size_t group) const {
@@ -121,11 +125,47 @@ void FusedOptimizer::set_lr(std::size_t group, float lr) {
 void FusedOptimizer::step(const StepControl& control) {
   const OpScope scope(name_);
   const profile::Range range(ProfileKind::function, name_);
+  const NoGrad no_grad;
+  for (Group& g : groups_) {  // what can fail comes before the first update
+    refresh_masters(g);
+    fill_entries(g);
+  }
+  const kernels::StepScalars step = decide(control);
+  for (Group& g : groups_)
+    if (!g.entries.empty()) step_group(g, step);
+  for (Group& g : groups_) note_step(g);
+}
+
+/// What accompanies every group's launch. Of several groups each would look for itself whether an
+/// error is pending, and one may come up in between: the first launch looks for all of them.
+kernels::StepScalars FusedOptimizer::decide(const StepControl& control) {
+  const Device device = groups_[0].parameters[0].device();
   kernels::StepScalars step{scalar_pointer(control.found_inf), scalar_pointer(control.inv_scale),
-                            scalar_pointer(control.clip_factor), nullptr};
-  for (Group& g : groups_) {
-    step.device_error = device_error_slot(g.parameters[0].device());
-    step_group(g, step);
+                            scalar_pointer(control.clip_factor), device_error_slot(device)};
+  if (groups_.size() == 1) return step;
+  if (graph_recorder != nullptr) [[unlikely]]
+    graph_recorder->keep(skip_);
+  float* skip = scalar_pointer(skip_);
+  kernels::decide_step(Stream::current(device), skip, step);
+  step.found_inf = skip;
+  step.device_error = nullptr;
+  return step;
+}
+
+/// Makes masters follow parameters that were written since the last step: an element that is still
+/// its master, rounded, leaves that as exact as it is. Versions are known on the host, so that a
+/// step without such writes costs the device nothing.
+void FusedOptimizer::refresh_masters(const Group& g) const {
+  for (std::size_t i = 0; i < g.parameters.size(); ++i) {
+    const Tensor& p = g.parameters[i];
+    if (!g.masters[i] || p.version() == g.rounded_at[i]) continue;
+    std::optional<OutsideCapture> outside;
+    if (graph_recorder != nullptr && !graph_recorder->writes(*p.impl()->storage))
+      outside.emplace(p.device());  // a write from before the captured step is taken over once
+    const Tensor value = p.detach();
+    Tensor master = g.masters[i];
+    master.copy_(where(eq(cast(master, p.dtype()), value), master, cast(value, Dtype::f32)));
+    g.rounded_at[i] = p.version();
   }
 }
 
@@ -207,21 +247,10 @@ void FusedOptimizer::note_bytes(const std::vector<kernels::ParameterEntry>& entr
 }
 
 void FusedOptimizer::step_group(Group& g, const kernels::StepScalars& step) {
-  fill_entries(g);
-  if (g.entries.empty()) return;
-  const Device device = g.parameters[0].device();
-  if (graph_recorder != nullptr) [[unlikely]] {
-    const auto group = &g - groups_.data();  // groups may move when one is added
-    graph_recorder->before_replay([this, group, name = name_, alive = std::weak_ptr(alive_)] {
-      MT_CHECK(!alive.expired(), "capture: the ", name, " optimizer of the captured step is gone");
-      send_scalars(groups_[static_cast<std::size_t>(group)]);
-    });
-  } else {
-    send_scalars(g);
-  }
+  if (graph_recorder == nullptr) send_scalars(g);
   if (profile::mode() & profile::kWork) [[unlikely]]
     note_bytes(g.entries);
-  launch(Stream::current(device), upload(g),
+  launch(Stream::current(g.parameters[0].device()), upload(g),
          static_cast<const Scalars*>(g.device_scalars.raw_data()), g.flags, step);
   for (const Tensor& p : g.parameters) {
     LeafGrad& leaf = leaf_grad(*p.impl());
@@ -232,6 +261,31 @@ void FusedOptimizer::step_group(Group& g, const kernels::StepScalars& step) {
     leaf.shadow.impl()->storage->bump_version();
     leaf.shadow_version = p.version();
   }
+}
+
+/// Once all groups are updated: parameters of two groups may share a storage and its version.
+void FusedOptimizer::note_step(Group& g) {
+  for (std::size_t i = 0; i < g.parameters.size(); ++i) g.rounded_at[i] = g.parameters[i].version();
+  if (graph_recorder != nullptr && !g.entries.empty()) [[unlikely]]
+    repeat_on_replays(g);
+}
+
+void FusedOptimizer::repeat_on_replays(Group& g) {
+  std::vector<std::size_t> written;  // by the graph, and by nothing in it after this step
+  for (std::size_t i = 0; i < g.parameters.size(); ++i)
+    if (graph_recorder->writes(*g.parameters[i].impl()->storage)) written.push_back(i);
+  const auto number = static_cast<std::size_t>(&g - groups_.data());  // groups may move
+  graph_recorder->before_replay([this, number, name = name_, alive = std::weak_ptr(alive_), written,
+                                 first = true]() mutable {
+    MT_CHECK(!alive.expired(), "capture: the ", name, " optimizer of the captured step is gone");
+    Group& group = groups_[number];
+    const auto version = [&](std::size_t i) { return group.parameters[i].version(); };
+    if (std::exchange(first, false))  // directly after the capture
+      std::erase_if(written, [&](std::size_t i) { return group.rounded_at[i] != version(i); });
+    refresh_masters(group);
+    send_scalars(group);
+    for (const std::size_t i : written) group.rounded_at[i] = version(i) + 1;  // as the replay will
+  });
 }
 
 // ---- checkpoints -------------------------------------------------------------------------------
@@ -255,6 +309,8 @@ std::vector<std::pair<std::string, Tensor>> FusedOptimizer::named_state() const 
 }
 
 State FusedOptimizer::state_dict() const {
+  const NoGrad no_grad;
+  for (const Group& g : groups_) refresh_masters(g);
   State state;
   for (auto& [name, tensor] : named_state()) state.push_back({name, tensor});
   for (std::size_t gi = 0; gi < groups_.size(); ++gi) {
@@ -291,84 +347,9 @@ void FusedOptimizer::load_state_dict(const State& state) {
   for (std::size_t gi = 0; gi < groups_.size(); ++gi) {
     const auto& h = hyper[gi];
     groups_[gi].scalars = {h[0], h[1], h[2], h[3], h[4], h[5], h[6], 0};
+    for (std::size_t i = 0; i < groups_[gi].parameters.size(); ++i)  // masters as they were saved
+      groups_[gi].rounded_at[i] = groups_[gi].parameters[i].version();
   }
-}
-
-// ---- the optimizers ----------------------------------------------------------------------------
-
-namespace {
-constexpr const char* kSgdState[] = {"momentum"};
-constexpr const char* kAdamState[] = {"exp_avg", "exp_avg_sq"};
-}  // namespace
-
-Sgd::Sgd(const std::vector<Tensor>& parameters, SgdOptions options)
-    : FusedOptimizer("sgd", options.momentum != 0, kSgdState) {
-  add_group(parameters, options);
-}
-void Sgd::add_group(const std::vector<Tensor>& parameters, SgdOptions o) {
-  MT_CHECK((o.momentum != 0) == keeps_state(),
-           "sgd: expected all groups with momentum or all without, got a group with momentum ",
-           o.momentum);
-  MT_CHECK(!o.nesterov || (o.momentum > 0 && o.dampening == 0),
-           "sgd: expected momentum and no dampening for Nesterov, got ", o.momentum, " and ",
-           o.dampening);
-  add_parameters(parameters,
-                 {.lr = o.lr,
-                  .beta1 = 0,
-                  .beta2 = 0,
-                  .eps = 0,
-                  .weight_decay = o.weight_decay,
-                  .momentum = o.momentum,
-                  .dampening = o.dampening,
-                  .reserved = 0},
-                 {.nesterov = o.nesterov, .maximize = o.maximize});
-}
-void Sgd::launch(const Stream& stream, const kernels::ParameterTable& table, const Scalars* scalars,
-                 kernels::OptimizerFlags flags, const kernels::StepScalars& step) {
-  kernels::sgd_step(stream, table, scalars, flags, step);
-}
-
-namespace {
-template <class Options>
-kernels::OptimizerScalars adam_scalars(const char* name, const Options& o) {
-  MT_CHECK(o.beta1 >= 0 && o.beta1 < 1 && o.beta2 >= 0 && o.beta2 < 1, name,
-           ": expected betas in [0, 1), got ", o.beta1, " and ", o.beta2);
-  MT_CHECK(o.eps >= 0, name, ": expected eps of at least 0, got ", o.eps);
-  return {.lr = o.lr,
-          .beta1 = o.beta1,
-          .beta2 = o.beta2,
-          .eps = o.eps,
-          .weight_decay = o.weight_decay,
-          .momentum = 0,
-          .dampening = 0,
-          .reserved = 0};
-}
-}  // namespace
-
-Adam::Adam(const std::vector<Tensor>& parameters, AdamOptions options)
-    : FusedOptimizer("adam", 2, kAdamState) {
-  add_group(parameters, options);
-}
-void Adam::add_group(const std::vector<Tensor>& parameters, AdamOptions o) {
-  add_parameters(parameters, adam_scalars("adam", o), {.decoupled = false, .maximize = o.maximize});
-}
-void Adam::launch(const Stream& stream, const kernels::ParameterTable& table,
-                  const Scalars* scalars, kernels::OptimizerFlags flags,
-                  const kernels::StepScalars& step) {
-  kernels::adam_step(stream, table, scalars, flags, step);
-}
-
-AdamW::AdamW(const std::vector<Tensor>& parameters, AdamWOptions options)
-    : FusedOptimizer("adamw", 2, kAdamState) {
-  add_group(parameters, options);
-}
-void AdamW::add_group(const std::vector<Tensor>& parameters, AdamWOptions o) {
-  add_parameters(parameters, adam_scalars("adamw", o), {.decoupled = true, .maximize = o.maximize});
-}
-void AdamW::launch(const Stream& stream, const kernels::ParameterTable& table,
-                   const Scalars* scalars, kernels::OptimizerFlags flags,
-                   const kernels::StepScalars& step) {
-  kernels::adam_step(stream, table, scalars, flags, step);
 }
 
 }  // namespace mixtape::optim

@@ -2,7 +2,10 @@
 //
 // Parameters get permanent gradients in one flat buffer when an optimizer is built on them. State
 // is fp32 whatever the parameters' dtype; 16-bit parameters get fp32 master weights, which are what
-// is updated. A parameter that had no gradient since zero_grad() is left alone, its step count too.
+// is updated. A 16-bit parameter that somebody else has written since (weights loaded, clamped,
+// averaged) takes its master along: where its values are no longer the rounded master. A parameter
+// that had no gradient since zero_grad() is left alone, its step count too. A step is taken for all
+// groups or for none; they are on one device.
 #pragma once
 
 #include <memory>
@@ -54,7 +57,8 @@ class Optimizer {
   std::uint64_t id_;
 };
 
-/// Base of the built-in optimizers: one fused launch a step and group.
+/// Base of the built-in optimizers: one fused launch a step and group. Building one, or adding a
+/// group, throws unless all parameters are contiguous leaves on one device, each in one group.
 class FusedOptimizer : public Optimizer {
  public:
   void step() override { step(StepControl{}); }
@@ -90,7 +94,9 @@ class FusedOptimizer : public Optimizer {
     std::vector<Tensor> parameters;
     std::vector<Tensor> state[2];  // fp32, of each parameter's shape
     std::vector<Tensor> masters;   // fp32, defined for 16-bit parameters
-    Tensor steps;                  // (count) f32 on the device
+    // The version at which each 16-bit parameter was its master, rounded.
+    mutable std::vector<std::uint32_t> rounded_at;
+    Tensor steps;  // (count) f32 on the device
     Scalars scalars{}, uploaded{};
     bool scalars_sent = false;
     Tensor device_scalars;  // u8, one Scalars
@@ -99,16 +105,21 @@ class FusedOptimizer : public Optimizer {
     Tensor device_entries;  // u8
   };
   void send_scalars(Group& group);
+  void refresh_masters(const Group& group) const;
   void fill_entries(Group& group) const;
   kernels::ParameterTable upload(Group& group) const;
+  kernels::StepScalars decide(const StepControl& control);
   void step_group(Group& group, const kernels::StepScalars& step);
   void note_bytes(const std::vector<kernels::ParameterEntry>& entries) const;  // for the profiler
+  void note_step(Group& group);
+  void repeat_on_replays(Group& group);
   std::vector<std::pair<std::string, Tensor>> named_state() const;
 
   const char* name_;
   int state_count_;
   const char* const* state_names_;
   std::vector<Group> groups_;
+  Tensor skip_;  // f32 on the device, of several groups: whether this step is skipped
   std::shared_ptr<const char> alive_ = std::make_shared<const char>('y');
 };
 

@@ -178,6 +178,10 @@ double sum_of_squares(const T* data, std::int64_t n) {
 
 }  // namespace
 
+void decide_step(const Stream&, float* skip, const StepScalars& step) {
+  *skip = skipped(step) ? 1.0f : 0.0f;
+}
+
 void sgd_step(const Stream&, const ParameterTable& table, const OptimizerScalars* scalars,
               OptimizerFlags flags, const StepScalars& step) {
   if (skipped(step)) return;

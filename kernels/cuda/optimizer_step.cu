@@ -24,12 +24,20 @@ unsigned next_plan() {
   return next.fetch_add(1, std::memory_order_relaxed) % kPlans;
 }
 
+__device__ bool skipped(const StepScalars& step) {
+  return (step.found_inf != nullptr && *step.found_inf != 0) ||
+         (step.device_error != nullptr && is_pending(*step.device_error));
+}
+
+__global__ void decide_step_kernel(float* skip, StepScalars step) {
+  *skip = skipped(step) ? 1.0f : 0.0f;
+}
+
 __global__ void begin_step_kernel(const ParameterEntry* entries, std::int64_t count,
                                   StepScalars step, float sign, unsigned plan) {
   __shared__ bool skip;
   if (threadIdx.x == 0) {
-    skip = (step.found_inf != nullptr && *step.found_inf != 0) ||
-           (step.device_error != nullptr && is_pending(*step.device_error));
+    skip = skipped(step);
     step_plans[plan].factor = sign * (step.inv_scale != nullptr ? *step.inv_scale : 1.0f) *
                               (step.clip_factor != nullptr ? *step.clip_factor : 1.0f);
     step_plans[plan].skip = skip;
@@ -151,6 +159,12 @@ unsigned begin_step(const Stream& stream, const ParameterTable& table, Optimizer
 }
 
 }  // namespace
+
+void decide_step(const Stream& stream, float* skip, const StepScalars& step) {
+  const CudaDeviceGuard guard(stream.device());
+  launch(decide_step_kernel, dim3(1), dim3(1), 0, static_cast<cudaStream_t>(stream.native()), skip,
+         step);
+}
 
 void sgd_step(const Stream& stream, const ParameterTable& table, const OptimizerScalars* scalars,
               OptimizerFlags flags, const StepScalars& step) {

@@ -442,6 +442,25 @@ TEST(Optimizer, FoundInfOrDeviceErrorSkipsEverything) {
   });
 }
 
+/// One decision for several launches: what it was made of may change after it.
+TEST(Optimizer, DecideStepSaysWhetherALaunchWouldBeSkipped) {
+  on_each_device([](Device d) {
+    for (const bool by_inf : {false, true}) {
+      for (const bool by_error : {false, true}) {
+        const DeviceArray<float> found_inf(d, {by_inf ? 1.0f : 0.0f}), skip(d, {7.0f});
+        const DeviceArray<DeviceError> error(
+            d, {DeviceError{.reported = by_error ? 2u : 1u, .taken = 1}});
+        decide_step(Stream::current(d), skip.data(),
+                    {found_inf.data(), nullptr, nullptr, error.data()});
+        EXPECT_EQ(skip.get()[0], by_inf || by_error ? 1.0f : 0.0f);
+      }
+    }
+    const DeviceArray<float> skip(d, {7.0f});
+    decide_step(Stream::current(d), skip.data(), {});
+    EXPECT_EQ(skip.get()[0], 0);
+  });
+}
+
 // As in a training step: the kernel that finds the error, the update and the throw are in stream
 // order. Many threads report at once, and each round needs the slot to be free again.
 TEST(Optimizer, AnErrorFoundByAKernelSkipsTheStepUntilItIsThrown) {
