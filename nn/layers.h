@@ -75,6 +75,7 @@ class LayerNorm : public Module<LayerNorm> {
   explicit LayerNorm(const Shape& normalized, LayerNormConfig config = {});
   Tensor forward(const Tensor& x) { return layer_norm(x, normalized_, weight, bias, config_.eps); }
   std::string describe() const override;
+  double eps() const { return config_.eps; }
   Tensor weight, bias;
 
  private:

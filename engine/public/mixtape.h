@@ -18,6 +18,7 @@
 #include "nn/init.h"
 #include "nn/layers.h"
 #include "nn/module.h"
+#include "nn/transformer.h"
 #include "ops/ops.h"
 #include "optim/clip.h"
 #include "optim/grad_scaler.h"
