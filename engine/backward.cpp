@@ -5,6 +5,7 @@
 
 #include "engine/anomaly.h"
 #include "engine/cast_op.h"
+#include "engine/channels_last.h"
 #include "engine/grad_mode.h"
 #include "engine/op_profile.h"
 #include "engine/op_scope.h"
@@ -20,7 +21,8 @@ namespace {
 
 /// True when nobody else can see t's memory, so that a sum may be made in it.
 bool uniquely_owned(const Tensor& t) {
-  return t.impl()->use_count() == 1 && t.impl()->storage->use_count() == 1 && t.is_contiguous();
+  return t.impl()->use_count() == 1 && t.impl()->storage->use_count() == 1 &&
+         (t.is_contiguous() || is_channels_last(t));
 }
 
 /// Backward of a gradient that came from a fused kernel: always an error.

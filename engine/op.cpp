@@ -2,6 +2,7 @@
 
 #include "engine/autocast.h"
 #include "engine/cast_op.h"
+#include "engine/channels_last.h"
 #include "engine/gradient_uses.h"
 #include "engine/graph_recorder.h"
 #include "engine/node.h"
@@ -203,6 +204,7 @@ Device Saved::device() const { return node_->device; }
 // ----------------------------------------------------------------------------------
 
 void CastOp::forward(Inputs in, Outputs out, Saved&) const {
+  follow_layout(out[0], in);
   kernels::copy(Stream::current(in[0].device()), out[0].view(), in[0].view());
 }
 

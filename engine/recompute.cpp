@@ -18,6 +18,16 @@ namespace {
 
 using Sources = std::vector<RecomputeSource>;
 
+thread_local constinit bool running_again = false;
+
+struct RunningAgain {
+  bool outer = std::exchange(running_again, true);
+  RunningAgain() = default;
+  ~RunningAgain() { running_again = outer; }
+  RunningAgain(const RunningAgain&) = delete;
+  RunningAgain& operator=(const RunningAgain&) = delete;
+};
+
 bool same_edge(const Edge& a, const Edge& b) {
   return a.node == b.node && a.leaf == b.leaf && a.output == b.output;
 }
@@ -65,6 +75,7 @@ std::vector<Tensor> Recomputation::run_again() {
   }
   const EnableGrad recording;
   const DrawScope replay(draws, DrawScope::Mode::replay);
+  const RunningAgain again;
   std::vector<Tensor> results = function(in);
   MT_CHECK(replay.remaining() == 0, "checkpoint: expected the recomputation to make ", draws.size(),
            " random draws as forward did, got ", draws.size() - replay.remaining());
@@ -152,6 +163,8 @@ std::vector<Tensor> record(const std::shared_ptr<Recomputation>& state,
 }
 
 }  // namespace
+
+bool recomputing() { return running_again; }
 
 RecomputeSource::RecomputeSource(const Tensor& t) : edge(gradient_edge(t)) {
   if (!t) return;

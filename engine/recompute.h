@@ -16,4 +16,8 @@ using RecomputedFunction = Function<std::vector<Tensor>(Inputs)>;
 /// and that a gradient can flow to, whether passed or captured, so that leaf hooks wait for it.
 std::vector<Tensor> apply_recomputed(RecomputedFunction function, Inputs inputs);
 
+/// Whether this thread is running such a function again for its backward pass: what a forward pass
+/// does once (running statistics) was done by the first run.
+bool recomputing();
+
 }  // namespace mixtape

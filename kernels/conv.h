@@ -17,6 +17,9 @@ struct ConvGeometry {
 struct PoolGeometry {
   std::int64_t kernel[2] = {2, 2}, stride[2] = {2, 2}, padding[2] = {0, 0};
   bool count_include_pad = true;  // average pooling's divisor
+  /// Output p of P covers inputs floor(p H / P) .. ceil((p + 1) H / P), columns likewise; the other
+  /// fields are not read.
+  bool adaptive = false;
 };
 
 struct Conv2dArgs {

@@ -1,9 +1,10 @@
-// 2-D convolution and pooling, in NCHW or (by strides) channels-last; outputs follow x's layout.
+// 2-D convolution, in NCHW or (by strides) channels-last; outputs follow x's layout.
 //
 // Legend: N batch, C input channels, H W input size, O output channels, R S kernel size, P Q output
 // size.
 #include "kernels/conv.h"
 
+#include "ops/image_checks.h"
 #include "ops/op_support.h"
 
 namespace mixtape {
@@ -11,22 +12,6 @@ namespace mixtape {
 using kernels::ConvPass;
 
 namespace {
-
-bool is_channels_last(const Tensor& x) {
-  const Shape &n = x.shape(), &s = x.strides();
-  return n[1] > 1 && s[1] == 1 && s[3] == n[1] && s[2] == n[1] * n[3] && s[0] == n[1] * n[2] * n[3];
-}
-/// t in the wanted layout; t itself when it already is.
-Tensor in_layout(const Tensor& t, bool channels_last) {
-  if (!channels_last) return t.contiguous();
-  return is_channels_last(t) ? t : t.permute({0, 2, 3, 1}).contiguous().permute({0, 3, 1, 2});
-}
-Tensor empty_in_layout(const Shape& n, Dtype dtype, Device device, bool channels_last) {
-  if (!channels_last) return Tensor::empty(n, dtype, device);
-  const Tensor memory = Tensor::empty({n[0], n[2], n[3], n[1]}, dtype, device);
-  return make_view(memory, n, {memory.strides()[0], 1, memory.strides()[1], memory.strides()[2]},
-                   0);
-}
 
 kernels::ConvGeometry geometry_of(const Conv2dOptions& o) {
   kernels::ConvGeometry g;
@@ -37,15 +22,6 @@ kernels::ConvGeometry geometry_of(const Conv2dOptions& o) {
   }
   g.groups = o.groups;
   return g;
-}
-
-void check_image(const char* op, const Tensor& x) {
-  MT_CHECK(x.dim() == 4, op, ": expected x (N, C, H, W), got ", x.describe());
-  check_floating(op, "x", x);
-}
-void check_pair(const char* op, const char* what, const Shape& pair, std::int64_t least) {
-  MT_CHECK(pair.size() == 2 && pair[0] >= least && pair[1] >= least, op, ": expected a ", what,
-           " of two numbers of at least ", least, ", got ", pair);
 }
 
 struct Conv2d {
@@ -103,14 +79,13 @@ struct Conv2d {
     const Stream stream = stream_of(dy);
     if (dx[0]) {
       const Tensor w = saved[1];
-      const Meta& m = saved.input(0);
-      const Tensor out = last ? empty_in_layout(m.shape, m.dtype, dy.device(), true) : dx[0].out();
-      const kernels::Conv2dArgs args{
-          .x = out.view(), .w = w.view(), .y = dy.view(), .geometry = geometry_of(options)};
-      const ScratchWorkspace scratch(
-          kernels::conv2d_workspace_bytes(stream, ConvPass::backward_data, args), dy.device());
-      kernels::conv2d_backward_data(stream, args, scratch);
-      if (last) dx[0].set(out);
+      write_gradient(dx[0], last, dy.device(), [&](const View& to) {
+        const kernels::Conv2dArgs args{
+            .x = to, .w = w.view(), .y = dy.view(), .geometry = geometry_of(options)};
+        const ScratchWorkspace scratch(
+            kernels::conv2d_workspace_bytes(stream, ConvPass::backward_data, args), dy.device());
+        kernels::conv2d_backward_data(stream, args, scratch);
+      });
     }
     if (dx[1]) weight_gradient(stream, saved[0], dy, last, dx[1]);
     if (dx[2]) {
@@ -144,87 +119,6 @@ struct Conv2d {
   }
 };
 
-kernels::PoolGeometry geometry_of(const Pool2dOptions& o) {
-  kernels::PoolGeometry g;
-  for (int i = 0; i < 2; ++i) {
-    g.kernel[i] = o.kernel[i];
-    g.stride[i] = o.stride.empty() ? o.kernel[i] : o.stride[i];
-    g.padding[i] = o.padding[i];
-  }
-  g.count_include_pad = o.count_include_pad;
-  return g;
-}
-
-Shape pooled_shape(const char* op, const Tensor& x, const kernels::PoolGeometry& g) {
-  Shape out{x.size(0), x.size(1)};
-  for (int i = 0; i < 2; ++i) {
-    MT_CHECK(2 * g.padding[i] <= g.kernel[i], op,
-             ": expected padding of at most half the kernel, got ", g.padding[i], " for ",
-             g.kernel[i]);
-    const std::int64_t room = x.size(2 + i) + 2 * g.padding[i] - g.kernel[i];
-    MT_CHECK(room >= 0, op, ": expected an image at least as large as the kernel ", g.kernel[i],
-             ", got ", x.describe());
-    out.push_back(room / g.stride[i] + 1);
-  }
-  return out;
-}
-
-struct MaxPool2d {
-  kernels::PoolGeometry geometry;
-  static constexpr OpInfo info{.name = "max_pool2d"};
-
-  Metas infer(Inputs in) const {
-    return {{pooled_shape("max_pool2d", in[0], geometry), in[0].dtype()}};
-  }
-  void forward(Inputs in, Outputs out, Saved& saved) const {
-    const bool last = is_channels_last(in[0]);
-    const Tensor x = in_layout(in[0], last);
-    if (last) out[0] = empty_in_layout(out[0].shape(), out[0].dtype(), x.device(), true);
-    const Tensor indices = empty_in_layout(out[0].shape(), Dtype::i32, x.device(), last);
-    kernels::max_pool2d_forward(stream_of(x), out[0].view(), indices.view(), x.view(), geometry);
-    saved.value(indices);
-  }
-  void backward(const Saved& saved, Inputs dys, Grads dx) const {
-    const Tensor indices = saved[0];
-    const bool last = is_channels_last(indices);
-    const Tensor dy = in_layout(dys[0], last),
-                 out =
-                     empty_in_layout(saved.input(0).shape, saved.input(0).dtype, dy.device(), last);
-    kernels::max_pool2d_backward(stream_of(dy), out.view(), dy.view(), indices.view(), geometry);
-    dx[0].set(out);
-  }
-};
-
-struct AvgPool2d {
-  kernels::PoolGeometry geometry;
-  static constexpr OpInfo info{.name = "avg_pool2d"};
-
-  Metas infer(Inputs in) const {
-    return {{pooled_shape("avg_pool2d", in[0], geometry), in[0].dtype()}};
-  }
-  void forward(Inputs in, Outputs out, Saved&) const {
-    const bool last = is_channels_last(in[0]);
-    const Tensor x = in_layout(in[0], last);
-    if (last) out[0] = empty_in_layout(out[0].shape(), out[0].dtype(), x.device(), true);
-    kernels::avg_pool2d_forward(stream_of(x), out[0].view(), x.view(), geometry);
-  }
-  void backward(const Saved& saved, Inputs dys, Grads dx) const {
-    const bool last = is_channels_last(dys[0]);
-    const Tensor dy = in_layout(dys[0], last),
-                 out =
-                     empty_in_layout(saved.input(0).shape, saved.input(0).dtype, dy.device(), last);
-    kernels::avg_pool2d_backward(stream_of(dy), out.view(), dy.view(), geometry);
-    dx[0].set(out);
-  }
-};
-
-void check_pool(const char* op, const Tensor& x, const Pool2dOptions& o) {
-  check_image(op, x);
-  check_pair(op, "kernel", o.kernel, 1);
-  if (!o.stride.empty()) check_pair(op, "stride", o.stride, 1);
-  check_pair(op, "padding", o.padding, 0);
-}
-
 }  // namespace
 
 Tensor conv2d(const Tensor& x, const Tensor& weight, const Tensor& bias,
@@ -239,16 +133,6 @@ Tensor conv2d(const Tensor& x, const Tensor& weight, const Tensor& bias,
   MT_CHECK(options.act == Act::none || options.act == Act::relu,
            "conv2d: expected no activation or relu to be fused; apply others as ops");
   return apply(Conv2d{options}, {x, weight, bias});
-}
-
-Tensor max_pool2d(const Tensor& x, const Pool2dOptions& options) {
-  check_pool("max_pool2d", x, options);
-  return apply(MaxPool2d{geometry_of(options)}, {x});
-}
-
-Tensor avg_pool2d(const Tensor& x, const Pool2dOptions& options) {
-  check_pool("avg_pool2d", x, options);
-  return apply(AvgPool2d{geometry_of(options)}, {x});
 }
 
 }  // namespace mixtape

@@ -43,6 +43,7 @@ struct Unary {
     return {{in[0].shape(), t}};
   }
   void forward(Inputs in, Outputs out, Saved& saved) const {
+    follow_layout(out[0], in);
     kernels::unary(stream_of(in[0]), K, compute_dtype(out[0].dtype()), out[0].view(), in[0].view());
     if constexpr (F::kReads == functors::Reads::input) saved.value(in[0]);
     if constexpr (F::kReads == functors::Reads::output) saved.value(out[0]);
@@ -52,7 +53,9 @@ struct Unary {
     Tensor kept = dy[0];  // where nothing was saved, any tensor of this type will do
     if constexpr (F::kReads != functors::Reads::nothing) kept = saved[0];
     if (grad_enabled()) return dx[0].set(F::derivative(dy[0], kept));
-    kernels::unary_backward(stream_of(dy[0]), K, dx[0].out().view(), dy[0].view(), kept.view());
+    write_gradient(dx[0], dy[0], [&](const View& to) {
+      kernels::unary_backward(stream_of(dy[0]), K, to, dy[0].view(), kept.view());
+    });
   }
 };
 
@@ -85,6 +88,7 @@ struct Binary {
     Dtype compute = compute_dtype(F::kComparison ? operand_dtype(in) : out[0].dtype());
     if (K == BinaryOp::pow && compute == Dtype::i64) compute = Dtype::f64;
     const Tensor& on = in[0] ? in[0] : in[1];
+    follow_layout(out[0], in);
     kernels::binary(stream_of(on), K, compute, out[0].view(), operand(in[0]), operand(in[1]));
     const bool da = in[0].requires_grad(), db = in[1].requires_grad();
     const bool needs_a = (da && (F::kNeeds & 1)) || (db && (F::kNeeds & 4));
@@ -118,8 +122,9 @@ struct Binary {
       const Tensor g = kInput == 0 ? F::derivative_a(dy, ta, tb) : F::derivative_b(dy, ta, tb);
       dx.set(sum_to(g, dx.meta().shape));
     } else if (dx.meta().shape == dy.shape()) {
-      kernels::binary_backward(stream_of(dy), K, kInput, dx.out().view(), dy.view(), operand(a),
-                               operand(b));
+      write_gradient(dx, dy, [&](const View& to) {
+        kernels::binary_backward(stream_of(dy), K, kInput, to, dy.view(), operand(a), operand(b));
+      });
     } else {  // summed afterwards, so kept in full precision
       const Tensor wide = Tensor::empty(dy.shape(), compute_dtype(dx.meta().dtype), dy.device());
       kernels::binary_backward(stream_of(dy), K, kInput, wide.view(), dy.view(), operand(a),
@@ -147,6 +152,7 @@ struct Where {
   }
   void forward(Inputs in, Outputs out, Saved& saved) const {
     const auto operand = [&](const Tensor& t) { return t ? Operand(t.view()) : Operand(number); };
+    follow_layout(out[0], in.subspan(1));
     kernels::where(stream_of(in[0]), compute_dtype(out[0].dtype()), out[0].view(), in[0].view(),
                    operand(in[1]), operand(in[2]));
     saved.value(in[0]);
@@ -169,6 +175,7 @@ struct Clamp {
   }
   void forward(Inputs in, Outputs out, Saved& saved) const {
     const bool whole = !is_floating(in[0].dtype());
+    follow_layout(out[0], in);
     kernels::clamp(stream_of(in[0]), compute_dtype(in[0].dtype()), out[0].view(), in[0].view(),
                    bound(lo, whole), bound(hi, whole));
     saved.value(in[0]);
@@ -179,7 +186,9 @@ struct Clamp {
       return dx[0].set(
           where(ge(x, Scalar(lo)), where(le(x, Scalar(hi)), dy[0], Scalar(0)), Scalar(0)));
     }
-    kernels::clamp_backward(stream_of(x), dx[0].out().view(), dy[0].view(), x.view(), lo, hi);
+    write_gradient(dx[0], dy[0], [&](const View& to) {
+      kernels::clamp_backward(stream_of(x), to, dy[0].view(), x.view(), lo, hi);
+    });
   }
 
  private:

@@ -3,6 +3,7 @@
 
 #include <utility>
 
+#include "engine/channels_last.h"
 #include "engine/op.h"
 #include "kernels/kernel.h"
 #include "ops/ops.h"
@@ -41,6 +42,27 @@ inline View transposed(View v, int a = 0, int b = 1) {
   std::swap(v.sizes[a], v.sizes[b]);
   std::swap(v.strides[a], v.strides[b]);
   return v;
+}
+
+/// t channels-last or contiguous; t itself where it already is.
+inline Tensor in_layout(const Tensor& t, bool channels_last) {
+  if (!channels_last) return t.contiguous();
+  return is_channels_last(t) ? t : t.permute({0, 2, 3, 1}).contiguous().permute({0, 3, 1, 2});
+}
+
+/// Has write(view) overwrite the gradient of an input, in new channels-last memory or, contiguous,
+/// wherever `dx` wants it.
+template <class Write>
+void write_gradient(GradDst& dx, bool channels_last, Device device, Write&& write) {
+  const Tensor to =
+      channels_last ? empty_in_layout(dx.meta().shape, dx.meta().dtype, device, true) : dx.out();
+  write(to.view());
+  if (channels_last) dx.set(to);
+}
+/// The same, in the layout of the incoming gradient.
+template <class Write>
+void write_gradient(GradDst& dx, const Tensor& dy, Write&& write) {
+  write_gradient(dx, is_channels_last(dy), dy.device(), std::forward<Write>(write));
 }
 
 inline void check_floating(const char* op, const char* what, const Tensor& t) {

@@ -186,6 +186,31 @@ struct AddRmsNormResult {
 AddRmsNormResult add_rms_norm(const Tensor& x, const Tensor& residual, const Tensor& weight = {},
                               double eps = 1e-5);
 
+// ---- normalisation over a batch or groups of channels (ops/batch_norm.cpp, ops/group_norm.cpp) --
+struct BatchNormOptions {
+  /// Statistics of x, which must have more than one value per channel; false: the running ones.
+  bool training = true;
+  /// running = (1 - momentum) * running + momentum * this batch's; std::nullopt averages all
+  /// batches so far alike and needs batches_tracked.
+  std::optional<double> momentum = 0.1;
+  double eps = 1e-5;
+  bool relu = false;            // fused: relu(normalised + residual)
+  Tensor residual = {};         // of x's shape and dtype, added after the normalisation
+  Tensor batches_tracked = {};  // int64 (): counts the training calls
+};
+/// (x - mean) * rstd * weight + bias for each channel of x (N, C, ..) -> the same, in x's layout
+/// (Ioffe and Szegedy, 2015). Statistics are over everything but the channel, in float32 or wider:
+/// x's own in training, which also move running_mean and running_var (of the unbiased variance) in
+/// place, else the running ones. weight, bias and, in training, the running ones may be undefined.
+///   Tensor y = batch_norm(x, w, b, mean, var, {.training = false, .relu = true, .residual = x0});
+Tensor batch_norm(const Tensor& x, const Tensor& weight, const Tensor& bias,
+                  const Tensor& running_mean, const Tensor& running_var,
+                  const BatchNormOptions& options = {});
+/// (x - mean) * rstd over each of `groups` groups of channels of each sample of x (N, C, ..), times
+/// weight (C) plus bias (C), both optional (Wu and He, 2018).
+Tensor group_norm(const Tensor& x, std::int64_t groups, const Tensor& weight = {},
+                  const Tensor& bias = {}, double eps = 1e-5);
+
 // ---- gated activations (ops/swiglu.cpp) --------------------------------------------------------
 /// silu(gate) * up (Shazeer, 2020): (.., 2H), halves [gate | up], -> (.., H).
 ///   Tensor y = linear(swiglu(linear(x, w_gate_up)), w_down);
@@ -237,7 +262,11 @@ Tensor rotary_embedding(const Tensor& x, const RotaryOptions& options = {});
 /// training.
 Tensor dropout(const Tensor& x, double p = 0.5, bool training = true);
 
-// ---- convolution and pooling (ops/conv.cpp): NCHW, or channels-last by strides ------------------
+// ---- images (ops/conv.cpp, ops/pool.cpp): NCHW, or channels-last by strides -------------------
+/// x (N, C, H, W) with memory laid out (N, H, W, C), the layout that convolution on Tensor Cores
+/// wants; x itself if it is already. Ops on images and elementwise ones keep it, so that it is
+/// enough to convert a network's input.
+Tensor to_channels_last(const Tensor& x);
 struct Conv2dOptions {
   Shape stride = {1, 1}, padding = {0, 0}, dilation = {1, 1};
   std::int64_t groups = 1;
@@ -255,5 +284,9 @@ struct Pool2dOptions {
 /// x (N, C, H, W) -> (N, C, P, Q).
 Tensor max_pool2d(const Tensor& x, const Pool2dOptions& options = {});
 Tensor avg_pool2d(const Tensor& x, const Pool2dOptions& options = {});
+/// x (N, C, H, W) -> (N, C, P, Q) for size {P, Q}: output i is of inputs floor(i H / P) up to
+/// ceil((i + 1) H / P), and columns likewise.
+Tensor adaptive_max_pool2d(const Tensor& x, const Shape& size);
+Tensor adaptive_avg_pool2d(const Tensor& x, const Shape& size);
 
 }  // namespace mixtape

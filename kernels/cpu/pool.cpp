@@ -26,7 +26,7 @@ PoolProblem make_pool(const char* op, const View& x, const View& y, const PoolGe
   MT_CHECK(p.x.channels_last == p.y.channels_last || p.x.pixels() == 1 || p.y.pixels() == 1 ||
                p.x.channels == 1,
            op, ": expected both sides in the same layout");
-  for (int i = 0; i < 2; ++i) {
+  for (int i = 0; i < 2 && !g.adaptive; ++i) {
     MT_CHECK(
         g.kernel[i] > 0 && g.stride[i] > 0 && g.padding[i] >= 0 && 2 * g.padding[i] <= g.kernel[i],
         op, ": expected padding of at most half the kernel, got kernel ", g.kernel[i], " padding ",
@@ -41,22 +41,36 @@ PoolProblem make_pool(const char* op, const View& x, const View& y, const PoolGe
 /// A window's rows or columns: [begin, end) of the input.
 struct Window {
   std::int64_t begin, end;
-  Window(std::int64_t out, const PoolGeometry& g, int dim, std::int64_t size) {
+  /// Of output `out` along dimension `dim`, of which there are `outputs`, over `size` inputs.
+  Window(std::int64_t out, std::int64_t outputs, const PoolGeometry& g, int dim,
+         std::int64_t size) {
+    if (g.adaptive) {
+      begin = out * size / outputs;
+      end = ((out + 1) * size + outputs - 1) / outputs;
+      return;
+    }
     begin = out * g.stride[dim] - g.padding[dim];
     end = std::min(begin + g.kernel[dim], size);
     begin = std::max<std::int64_t>(0, begin);
   }
 };
 
+Window rows_of(const PoolProblem& p, std::int64_t row) {
+  return {row, p.y.height, p.g, 0, p.x.height};
+}
+Window columns_of(const PoolProblem& p, std::int64_t column) {
+  return {column, p.y.width, p.g, 1, p.x.width};
+}
+
 /// Elements that average pooling divides by.
-std::int64_t divisor(const PoolGeometry& g, std::int64_t row, std::int64_t col, std::int64_t height,
-                     std::int64_t width) {
+std::int64_t divisor(const PoolProblem& p, std::int64_t row, std::int64_t col) {
   const auto padded = [&](std::int64_t out, int dim, std::int64_t size) {
-    const std::int64_t begin = out * g.stride[dim] - g.padding[dim];
-    return std::min(begin + g.kernel[dim], size + g.padding[dim]) - begin;
+    const std::int64_t begin = out * p.g.stride[dim] - p.g.padding[dim];
+    return std::min(begin + p.g.kernel[dim], size + p.g.padding[dim]) - begin;
   };
-  if (g.count_include_pad) return padded(row, 0, height) * padded(col, 1, width);
-  const Window r(row, g, 0, height), c(col, g, 1, width);
+  if (p.g.count_include_pad && !p.g.adaptive)
+    return padded(row, 0, p.x.height) * padded(col, 1, p.x.width);
+  const Window r = rows_of(p, row), c = columns_of(p, col);
   return (r.end - r.begin) * (c.end - c.begin);
 }
 
@@ -91,7 +105,7 @@ void max_forward(const PoolProblem& p, std::int32_t* indices) {
     C* const best = frame.take<C>(channels);
     for (std::int64_t row = 0; row < p.y.height; ++row)
       for (std::int64_t col = 0; col < p.y.width; ++col) {
-        const Window r(row, p.g, 0, p.x.height), c(col, p.g, 1, p.x.width);
+        const Window r = rows_of(p, row), c = columns_of(p, col);
         const std::int64_t out = (row * p.y.width + col) * p.y.pixel;
         for (std::int64_t i = r.begin; i < r.end; ++i)
           for (std::int64_t j = c.begin; j < c.end; ++j) {
@@ -153,13 +167,13 @@ void average_forward(const PoolProblem& p) {
     C* const sum = frame.take<C>(channels);
     for (std::int64_t row = 0; row < p.y.height; ++row)
       for (std::int64_t col = 0; col < p.y.width; ++col) {
-        const Window r(row, p.g, 0, p.x.height), c(col, p.g, 1, p.x.width);
+        const Window r = rows_of(p, row), c = columns_of(p, col);
         std::fill(sum, sum + channels, C(0));
         for (std::int64_t i = r.begin; i < r.end; ++i)
           for (std::int64_t j = c.begin; j < c.end; ++j)
             for (std::int64_t k = 0; k < channels; ++k)
               sum[k] += static_cast<C>(x[(i * p.x.width + j) * p.x.pixel + k]);
-        const C count = static_cast<C>(divisor(p.g, row, col, p.x.height, p.x.width));
+        const C count = static_cast<C>(divisor(p, row, col));
         for (std::int64_t k = 0; k < channels; ++k)
           y[(row * p.y.width + col) * p.y.pixel + k] = static_cast<T>(sum[k] / count);
       }
@@ -173,8 +187,8 @@ void average_backward(const PoolProblem& p) {
     const auto* const dy = static_cast<const T*>(p.y.at(n, first, 0));
     for (std::int64_t row = 0; row < p.y.height; ++row)
       for (std::int64_t col = 0; col < p.y.width; ++col) {
-        const Window r(row, p.g, 0, p.x.height), c(col, p.g, 1, p.x.width);
-        const C share = 1 / static_cast<C>(divisor(p.g, row, col, p.x.height, p.x.width));
+        const Window r = rows_of(p, row), c = columns_of(p, col);
+        const C share = 1 / static_cast<C>(divisor(p, row, col));
         const T* const from = dy + (row * p.y.width + col) * p.y.pixel;
         for (std::int64_t i = r.begin; i < r.end; ++i)
           for (std::int64_t j = c.begin; j < c.end; ++j)

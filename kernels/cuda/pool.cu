@@ -69,7 +69,7 @@ __global__ void max_pool2d_backward_kernel(PoolProblem p) {
 
 /// Elements that window (i, j) divides by.
 __device__ int pool_divisor(const PoolProblem& p, int i, int j) {
-  if (p.count_include_pad) return p.kernel[0] * p.kernel[1];
+  if (p.count_include_pad && !p.adaptive) return p.kernel[0] * p.kernel[1];
   int h0, h1, w0, w1;
   window(p, 0, i, p.h, h0, h1);
   window(p, 1, j, p.w, w0, w1);
@@ -138,7 +138,7 @@ void check_pool(const char* op, const View& x, const View& y, const View* indice
            ": expected images of equal batch and channels, got ", x.sizes, " and ", y.sizes);
   MT_CHECK(is_floating(x.dtype) && x.dtype == y.dtype, op, ": expected one floating dtype, got ",
            x.dtype, " and ", y.dtype);
-  for (int i = 0; i < 2; ++i) {
+  for (int i = 0; i < 2 && !g.adaptive; ++i) {
     const std::int64_t room = x.size(2 + i) + 2 * g.padding[i] - g.kernel[i];
     MT_CHECK(g.kernel[i] >= 1 && g.stride[i] >= 1 && g.padding[i] >= 0 &&
                  2 * g.padding[i] <= g.kernel[i] && room >= 0 &&
@@ -172,6 +172,7 @@ void run_pool(const View& x, const View& y, const View* indices, const View& ove
     p.padding[i] = static_cast<int>(g.padding[i]);
   }
   p.count_include_pad = g.count_include_pad;
+  p.adaptive = g.adaptive;
   p.channels_last = width > 1 || !has_layout(over, ConvLayout::planar);
   const std::int64_t units = over.size(1) / width, rows = over.size(2), columns = over.size(3);
   p.last = FastDivide(p.channels_last ? units : columns);

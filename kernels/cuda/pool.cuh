@@ -5,10 +5,10 @@
 #pragma once
 
 #include "kernels/conv.h"
+#include "kernels/cuda/channel_vectors.cuh"
 #include "kernels/cuda/conv_layout.h"
 #include "kernels/cuda/fast_divide.cuh"
 #include "kernels/cuda/launch.cuh"
-#include "kernels/cuda/load_store.cuh"
 
 namespace mixtape::kernels::cuda {
 
@@ -25,7 +25,7 @@ struct PoolProblem {
   PoolImage x, y, indices;  // x or dx; y or dy
   int h, w, p, q;
   int kernel[2], stride[2], padding[2];
-  bool count_include_pad;
+  bool count_include_pad, adaptive;
   // Decomposition of a thread's position: channels-last (n, i, j, c), else (n, c, i, j).
   bool channels_last;
   FastDivide last, middle, first;  // fastest to slowest dimension but one
@@ -52,21 +52,6 @@ __device__ __forceinline__ PoolPosition pool_position(const PoolProblem& p, std:
   return {p.first_image + n, e, static_cast<int>(c), static_cast<int>(rest)};
 }
 
-/// kWidth values of T as its compute type.
-template <class T, int kWidth>
-__device__ __forceinline__ void load_channels(const T* p, compute_t<T> (&v)[kWidth]) {
-  if constexpr (kWidth == 1)
-    v[0] = convert<compute_t<T>>(*p);
-  else
-    unpack<T>(*reinterpret_cast<const uint4*>(p), v);
-}
-template <class T, int kWidth>
-__device__ __forceinline__ void store_channels(T* p, const compute_t<T> (&v)[kWidth]) {
-  if constexpr (kWidth == 1)
-    *p = convert<T>(v[0]);
-  else
-    store_vector(p, pack<T>(v));
-}
 /// kWidth 32-bit indices: 4 a vector.
 template <int kWidth>
 __device__ __forceinline__ void load_indices(const std::int32_t* p, std::int32_t (&v)[kWidth]) {
@@ -99,6 +84,12 @@ __device__ __forceinline__ void store_indices(std::int32_t* p, const std::int32_
 /// The windows (outputs) that cover input position `at`, along dimension d: [begin, end).
 __device__ __forceinline__ void covering_windows(const PoolProblem& p, int d, int at, int count,
                                                  int& begin, int& end) {
+  if (p.adaptive) {
+    const std::int64_t size = d == 0 ? p.h : p.w, outputs = count;
+    begin = static_cast<int>(at * outputs / size);
+    end = static_cast<int>(((at + 1) * outputs + size - 1) / size);
+    return;
+  }
   const int shifted = at + p.padding[d];
   begin = shifted < p.kernel[d] ? 0 : (shifted - p.kernel[d]) / p.stride[d] + 1;
   end = min(shifted / p.stride[d] + 1, count);
@@ -107,6 +98,12 @@ __device__ __forceinline__ void covering_windows(const PoolProblem& p, int d, in
 /// The part of window `at` inside the image, along dimension d: [begin, end).
 __device__ __forceinline__ void window(const PoolProblem& p, int d, int at, int size, int& begin,
                                        int& end) {
+  if (p.adaptive) {
+    const std::int64_t outputs = d == 0 ? p.p : p.q;
+    begin = static_cast<int>(at * std::int64_t{size} / outputs);
+    end = static_cast<int>(((at + 1) * std::int64_t{size} + outputs - 1) / outputs);
+    return;
+  }
   begin = at * p.stride[d] - p.padding[d];
   end = min(begin + p.kernel[d], size);
   begin = max(begin, 0);

@@ -640,6 +640,52 @@ def op_dropout(rng):
             case("p_0.25", x, 0.25, True, True), case("p_0.5", x, 0.5, True, True)]
 
 
+# ---- normalisation over channels ---------------------------------------------------------------
+
+@golden
+def op_batch_norm(rng):
+    def case(name, shape, training=True, tracked=False, residual=False, eps=1e-5, **more):
+        c = (shape[1],)
+
+        def run(x, w, b, *rest):
+            steps = torch.arange(shape[1], dtype=torch.float32, device=x.device)
+            mean, var = (steps / 4, steps / 2 + 1) if tracked else (None, None)  # golden_runs.cpp's too
+            y = F.batch_norm(x, mean, var, w, b, training, 0.1, eps)
+            return torch.relu(y + rest[-1]) if residual else y
+
+        def draw():
+            arrays = [real(rng, shape), real(rng, c, 0.5, 1.5), real(rng, c)]
+            return arrays + [real(rng, shape)] if residual else arrays
+
+        def before_relu(x, w, b, r):
+            return F.batch_norm(x, None, None, w, b, True) + r
+        arrays = away_from_zero(draw, before_relu) if residual else draw()
+        low = [0, 3] if residual else [0]
+        return Case(name, arrays, run, length=math.prod(shape), low=low, training=int(training),
+                    tracked=int(tracked), residual=int(residual), eps=eps, **more)
+    return [case("matrix", (8, 5)), case("images", (2, 3, 4, 4)), case("sequences", (3, 4, 5)), case("odd", (3, 17, 1, 2)),
+            case("tracked", (2, 3, 4, 4), tracked=True), case("eps", (4, 3, 5), eps=0.5),
+            case("evaluation", (2, 3, 4, 4), training=False, tracked=True),
+            case("channels_last", (2, 4, 3, 3), orders={0: (0, 2, 3, 1)}),
+            case("residual_relu", (1, 2, 3, 3), residual=True)]
+
+
+@golden
+def op_group_norm(rng):
+    def case(name, shape, groups, weight=True, bias=True, eps=1e-5, **more):
+        arrays = [real(rng, shape)]
+        if weight:
+            arrays.append(real(rng, shape[1:2], 0.5, 1.5))
+        if bias:
+            arrays.append(real(rng, shape[1:2]))
+        return Case(name, arrays, lambda x, w=None, b=None: F.group_norm(x, groups, w, b, eps),
+                    length=math.prod(shape), low=[0], groups=groups, eps=eps, **more)
+    return [case("images", (2, 6, 3, 3), 3), case("matrix", (3, 4), 2), case("one_group", (1, 5, 7), 1),
+            case("one_channel", (2, 5, 2, 2), 5), case("weight_only", (2, 4, 3), 2, bias=False),
+            case("no_weight", (2, 4, 3), 2, False, False), case("eps", (2, 4, 5), 2, eps=0.5),
+            case("channels_last", (2, 4, 3, 3), 2, orders={0: (0, 2, 3, 1)})]
+
+
 # ---- convolution and pooling --------------------------------------------------------------------
 
 @golden
@@ -689,3 +735,21 @@ def pool(name, f, draw):
 
 pool("max_pool2d", lambda t, k, s, p, i: F.max_pool2d(t, k, s, p), grid)
 pool("avg_pool2d", lambda t, k, s, p, i: F.avg_pool2d(t, k, s, p, count_include_pad=i), real)
+
+
+def adaptive_pool(name, f, draw):
+    def cases(rng):
+        def case(name_, x, size, orders=None):
+            return Case(name_, [x], lambda t: f(t, size), length=math.prod(x.shape[2:]), orders=orders, size=size)
+        return [
+            case("to_one", draw(rng, (2, 2, 7, 7)), (1, 1)),
+            case("uneven", draw(rng, (1, 2, 7, 9)), (3, 4)),
+            case("larger", draw(rng, (1, 2, 3, 2)), (5, 3)),
+            case("channels_last", draw(rng, (2, 3, 4, 4)), (3, 3), orders={0: (0, 2, 3, 1)}),
+        ]
+    cases.__name__ = "op_" + name
+    golden(cases)
+
+
+adaptive_pool("adaptive_max_pool2d", F.adaptive_max_pool2d, grid)
+adaptive_pool("adaptive_avg_pool2d", F.adaptive_avg_pool2d, real)

@@ -155,6 +155,25 @@ MT_RUN(add_rms_norm) {
   const AddRmsNormResult r = add_rms_norm(call.in[0], call.in[1], call.optional(2));
   return {r.normalized, r.sum};
 }
+MT_RUN(batch_norm) {
+  const Tensor& x = call.in[0];
+  const bool residual = call.c.integer("residual") != 0;
+  Tensor mean, var;  // 0, 1/4, 2/4, .. and 1, 3/2, 4/2, ..
+  if (call.c.integer("tracked") != 0) {
+    const Tensor steps = arange(0, x.size(1), 1, {.dtype = Dtype::f32, .device = x.device()});
+    mean = mul(steps, 0.25);
+    var = add(mul(steps, 0.5), 1);
+  }
+  return {batch_norm(x, call.in[1], call.in[2], mean, var,
+                     {.training = call.c.integer("training") != 0,
+                      .eps = call.c.number("eps"),
+                      .relu = residual,
+                      .residual = residual ? call.in[3] : Tensor()})};
+}
+MT_RUN(group_norm) {
+  return {group_norm(call.in[0], call.c.integer("groups"), call.optional(1), call.optional(2),
+                     call.c.number("eps"))};
+}
 MT_RUN(swiglu) { return {swiglu(call.in[0])}; }
 MT_RUN(dropout) {
   return {dropout(call.in[0], call.c.number("p"), call.c.integer("training") != 0)};
@@ -198,6 +217,8 @@ Pool2dOptions pool_options(const Call& call) {
 }
 MT_RUN(max_pool2d) { return {max_pool2d(call.in[0], pool_options(call))}; }
 MT_RUN(avg_pool2d) { return {avg_pool2d(call.in[0], pool_options(call))}; }
+MT_RUN(adaptive_max_pool2d) { return {adaptive_max_pool2d(call.in[0], call.c.list("size"))}; }
+MT_RUN(adaptive_avg_pool2d) { return {adaptive_avg_pool2d(call.in[0], call.c.list("size"))}; }
 
 }  // namespace
 

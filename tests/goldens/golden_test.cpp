@@ -57,6 +57,7 @@ constexpr Deviation kDeviations[] = {
     {"layer_norm", nullptr, false, kKeeps},
     {"add_layer_norm", nullptr, false, kKeeps},
     {"add_rms_norm", "residual_f32", false, kKeeps},
+    {"group_norm", nullptr, false, kKeeps},
     {"sum_to", nullptr, false,
      "the gradient of broadcasting: it has the dtype of the tensor that was broadcast"},
     {"mean", nullptr, true, "a long reduction, treated as sum is"},
@@ -72,6 +73,7 @@ int roundings(const std::string& op, const GoldenCase& c) {
   if (op == "add_layer_norm") return 1;            // PyTorch: the sum
   if (op == "rms_norm") return 2;                  // PyTorch: x rstd, and the weight's product
   if (op == "add_rms_norm") return 3;              // and the sum
+  if (op == "batch_norm") return 1;                // PyTorch: before the residual and the ReLU
   if (op == "swiglu") return 1;                    // PyTorch: silu(gate)
   if (op == "linear_cross_entropy") return 1;      // logits, which may round either way
   if (op == "cross_entropy") return 1;             // PyTorch: log-probabilities of 16-bit logits

@@ -14,8 +14,23 @@ using Values = std::vector<double>;
 struct Case {
   std::int64_t n, c, h, w;
   PoolGeometry g = {};
+  Shape adaptive = {};  // output size of an adaptive pool
   std::int64_t out(std::int64_t in, int d) const {
+    if (g.adaptive) return adaptive[d];
     return (in + 2 * g.padding[d] - g.kernel[d]) / g.stride[d] + 1;
+  }
+  std::int64_t in(int d) const { return d == 0 ? h : w; }
+  /// First input and number of inputs of output p's window along dimension d, padding included.
+  std::int64_t begin(std::int64_t p, int d) const {
+    return g.adaptive ? p * in(d) / adaptive[d] : p * g.stride[d] - g.padding[d];
+  }
+  std::int64_t window(std::int64_t p, int d) const {
+    if (!g.adaptive) return g.kernel[d];
+    return ((p + 1) * in(d) + adaptive[d] - 1) / adaptive[d] - begin(p, d);
+  }
+  /// Elements that are added up at most.
+  double terms() const {
+    return static_cast<double>(g.adaptive ? h * w : g.kernel[0] * g.kernel[1]);
   }
   Shape x_sizes() const { return {n, c, h, w}; }
   Shape y_sizes() const { return {n, c, out(h, 0), out(w, 1)}; }
@@ -34,6 +49,9 @@ const Case kCases[] = {
      {.kernel = {3, 2}, .stride = {1, 1}, .padding = {1, 1}, .count_include_pad = false}},
     {1, 33, 5, 5, {.kernel = {5, 5}, .stride = {1, 1}}},
     {0, 3, 4, 4},
+    {2, 5, 7, 7, {.adaptive = true}, {1, 1}},
+    {1, 8, 7, 9, {.adaptive = true}, {3, 4}},
+    {2, 3, 3, 2, {.adaptive = true}, {5, 3}},
 };
 
 Shape channels_last(const Shape& s) { return {s[1] * s[2] * s[3], 1, s[1] * s[3], s[1]}; }
@@ -50,12 +68,13 @@ void for_each_element(const Case& k, F&& f) {
   for (std::int64_t plane = 0; plane < k.n * k.c; ++plane)
     for (std::int64_t p = 0; p < y[2]; ++p)
       for (std::int64_t q = 0; q < y[3]; ++q, ++out)
-        for (std::int64_t r = 0; r < k.g.kernel[0]; ++r)
-          for (std::int64_t s = 0; s < k.g.kernel[1]; ++s) {
-            const std::int64_t i = p * k.g.stride[0] - k.g.padding[0] + r;
-            const std::int64_t j = q * k.g.stride[1] - k.g.padding[1] + s;
+        for (std::int64_t r = 0; r < k.window(p, 0); ++r)
+          for (std::int64_t s = 0; s < k.window(q, 1); ++s) {
+            const std::int64_t i = k.begin(p, 0) + r;
+            const std::int64_t j = k.begin(q, 1) + s;
             const bool inside = i >= 0 && i < k.h && j >= 0 && j < k.w;
-            const bool padded = i < k.h + k.g.padding[0] && j < k.w + k.g.padding[1];
+            const bool padded =
+                k.g.adaptive || (i < k.h + k.g.padding[0] && j < k.w + k.g.padding[1]);
             f(out, inside ? plane * k.h * k.w + i * k.w + j : -1, i * k.w + j, padded);
           }
 }
@@ -98,7 +117,7 @@ void run_max(Device d, Dtype dtype, const Case& k, bool last, const Values& x) {
   Buffer dy_buffer(d, dtype, k.y_sizes(), strides_of(last, k.y_sizes()), dy);
   Buffer out(d, dtype, k.x_sizes(), strides_of(last, k.x_sizes()));
   max_pool2d_backward(Stream::current(d), out.view(), dy_buffer.view(), index.view(), k.g);
-  const double terms = static_cast<double>(k.g.kernel[0] * k.g.kernel[1]);
+  const double terms = k.terms();
   for (std::size_t i = 0; i < size.size(); ++i)
     size[i] = terms * compute_roundoff(dtype) * size[i] + unit_roundoff(dtype) * std::abs(dx[i]);
   expect_close(out.get(), dx, size);
@@ -145,8 +164,7 @@ void run_average(Device d, Dtype dtype, const Case& k, bool last) {
     dx[static_cast<std::size_t>(at)] += dy[out] / count[out];
     dx_size[static_cast<std::size_t>(at)] += std::abs(dy[out] / count[out]);
   });
-  const double u =
-      compute_roundoff(dtype) * (static_cast<double>(k.g.kernel[0] * k.g.kernel[1]) + 4);
+  const double u = compute_roundoff(dtype) * (k.terms() + 4);
   const double tiny = dtype == Dtype::f16 ? 0x1p-25 : 0;
   for (std::size_t i = 0; i < y.size(); ++i) {
     y[i] /= count[i];

@@ -1336,6 +1336,117 @@ Array convolved(const Array& x, const Array& w, const Array* b, const Conv2dOpti
   });
   return y;
 }
+/// x (N, C, ..) with the mean and variance of (group, or sample and group) subtracted and divided
+/// out, times w plus b per channel. groups 0: over the batch.
+Array channels_normalised(const Array& x, std::int64_t groups, const Array* w, const Array* b) {
+  const std::int64_t n = x.shape[0], c = x.shape[1], s = x.numel() / (n * c);
+  const auto set_of = [&](std::int64_t row) {  // row: sample and channel
+    return groups == 0 ? row % c : row / c * groups + row % c / (c / groups);
+  };
+  std::vector<double> mean(static_cast<std::size_t>(groups == 0 ? c : n * groups)), var(mean);
+  const double count = static_cast<double>(x.numel()) / static_cast<double>(mean.size());
+  const auto for_each = [&](auto&& f) {
+    for (std::int64_t i = 0; i < x.numel(); ++i) f(i, static_cast<std::size_t>(set_of(i / s)));
+  };
+  for_each([&](std::int64_t i, std::size_t set) { mean[set] += x[i] / count; });
+  for_each([&](std::int64_t i, std::size_t set) {
+    var[set] += (x[i] - mean[set]) * (x[i] - mean[set]) / count;
+  });
+  Array y(x.shape);
+  for_each([&](std::int64_t i, std::size_t set) {
+    const std::int64_t channel = i / s % c;
+    y[i] = (x[i] - mean[set]) / std::sqrt(var[set] + 1e-5) * (w ? (*w)[channel] : 1) +
+           (b ? (*b)[channel] : 0);
+  });
+  return y;
+}
+Array rectified(Array x) {
+  for (double& v : x.data) v = std::max(v, 0.0);
+  return x;
+}
+template <>
+void add_cases<OpId::batch_norm>(List& list) {
+  const auto add_case = [&](std::string variant, std::vector<Arg> args, auto run, auto reference) {
+    list.push_back({.op = "batch_norm",
+                    .variant = std::move(variant),
+                    .args = std::move(args),
+                    .run = run,
+                    .reference = reference,
+                    .length = 64,
+                    .second_order = false,
+                    .ulps = 32});
+  };
+  for (const Shape& s : std::vector<Shape>{{8, 5}, {4, 3, 5}, {2, 3, 4, 4}, {3, 17, 1, 2}}) {
+    const Shape c = {s[1]};
+    add_case(
+        detail::concat("training ", s), {Arg::real(s), Arg::real(c), Arg::real(c)},
+        [](const Args& x) { return batch_norm(x[0], x[1], x[2], {}, {}); },
+        [](const Arrays& x) { return channels_normalised(x[0], 0, &x[1], &x[2]); });
+  }
+  const Shape s = {2, 3, 4, 5}, c = {3};
+  add_case(
+      "training, residual and relu", {Arg::real(s), Arg::real(c), Arg::real(c), Arg::real(s)},
+      [](const Args& x) {
+        return batch_norm(x[0], x[1], x[2], {}, {}, {.relu = true, .residual = x[3]});
+      },
+      [](const Arrays& x) {
+        return rectified(zip(channels_normalised(x[0], 0, &x[1], &x[2]), x[3],
+                             [](double a, double b) { return a + b; }));
+      });
+  add_case(
+      "channels-last, residual", {Arg::real(s), Arg::real(c), Arg::real(c), Arg::real(s)},
+      [](const Args& x) {
+        return batch_norm(to_channels_last(x[0]), x[1], x[2], {}, {}, {.residual = x[3]});
+      },
+      [](const Arrays& x) {
+        return zip(channels_normalised(x[0], 0, &x[1], &x[2]), x[3],
+                   [](double a, double b) { return a + b; });
+      });
+  Arg mean = Arg::real(c), var = Arg::real(c, 0.5, 2);
+  mean.differentiable = var.differentiable = false;
+  for (const bool last : {false, true})
+    add_case(
+        last ? "evaluation, channels-last" : "evaluation",
+        {Arg::real(s), Arg::real(c), Arg::real(c), mean, var, Arg::real(s)},
+        [last](const Args& x) {
+          return batch_norm(last ? to_channels_last(x[0]) : x[0], x[1], x[2], x[3], x[4],
+                            {.training = false, .relu = true, .residual = x[5]});
+        },
+        [](const Arrays& x) {
+          Array y = x[5];
+          for (std::int64_t i = 0; i < y.numel(); ++i) {
+            const std::int64_t k = i / 20 % 3;
+            y[i] += (x[0][i] - x[3][k]) / std::sqrt(x[4][k] + 1e-5) * x[1][k] + x[2][k];
+          }
+          return rectified(y);
+        });
+}
+template <>
+void add_cases<OpId::group_norm>(List& list) {
+  const std::vector<std::pair<Shape, std::int64_t>> shapes = {
+      {{2, 6, 4, 3}, 3}, {{3, 4}, 2}, {{1, 5, 7}, 1}, {{2, 33, 2, 2}, 33}};
+  for (const auto& [s, groups] : shapes) {
+    for (const bool last : {false, true}) {
+      if (last && s.size() != 4) continue;
+      const Shape c = {s[1]};
+      list.push_back({.op = "group_norm",
+                      .variant = detail::concat(s, " groups ", groups, last ? " last" : ""),
+                      .args = {Arg::real(s), Arg::real(c), Arg::real(c)},
+                      .run =
+                          [groups = groups, last](const Args& x) {
+                            return group_norm(last ? to_channels_last(x[0]) : x[0], groups, x[1],
+                                              x[2]);
+                          },
+                      .reference =
+                          [groups = groups](const Arrays& x) {
+                            return channels_normalised(x[0], groups, &x[1], &x[2]);
+                          },
+                      .length = 64,
+                      .second_order = false,
+                      .ulps = 32});
+    }
+  }
+}
 template <>
 void add_cases<OpId::conv2d>(List& list) {
   const std::vector<ConvShape> shapes = {
@@ -1411,6 +1522,51 @@ void pool_cases(List& list, const char* name, Tensor (*f)(const Tensor&, const P
          .second_order = false,
          .exact = largest});
   }
+}
+Array adaptive_pooled(const Array& x, const Shape& size, bool largest) {
+  Array y({x.shape[0], x.shape[1], size[0], size[1]});
+  std::int64_t at = 0;
+  for_each_position(y.shape, [&](const Shape& p) {
+    const auto begin = [&](int d) { return p[d] * x.shape[d] / size[d - 2]; };
+    const auto end = [&](int d) {
+      return static_cast<std::int64_t>(std::ceil(static_cast<double>((p[d] + 1) * x.shape[d]) /
+                                                 static_cast<double>(size[d - 2])));
+    };
+    double best = -INFINITY, sum = 0, count = 0;
+    for (std::int64_t h = begin(2); h < end(2); ++h)
+      for (std::int64_t v = begin(3); v < end(3); ++v, ++count) {
+        const double value = x[((p[0] * x.shape[1] + p[1]) * x.shape[2] + h) * x.shape[3] + v];
+        best = std::max(best, value);
+        sum += value;
+      }
+    y[at++] = largest ? best : sum / count;
+  });
+  return y;
+}
+void adaptive_pool_cases(List& list, const char* name, Tensor (*f)(const Tensor&, const Shape&),
+                         bool largest) {
+  const std::vector<std::pair<Shape, Shape>> shapes = {
+      {{2, 3, 7, 7}, {1, 1}}, {{1, 2, 7, 9}, {3, 4}}, {{1, 2, 3, 2}, {5, 3}}};
+  for (const auto& [s, size] : shapes) {
+    list.push_back(
+        {.op = name,
+         .variant = detail::concat(s, " to ", size),
+         .args = {Arg::apart(s)},
+         .run = [f, size = size](const Args& x) { return f(x[0], size); },
+         .reference = [size = size,
+                       largest](const Arrays& x) { return adaptive_pooled(x[0], size, largest); },
+         .length = 49,
+         .second_order = false,
+         .exact = largest});
+  }
+}
+template <>
+void add_cases<OpId::adaptive_max_pool2d>(List& list) {
+  adaptive_pool_cases(list, "adaptive_max_pool2d", adaptive_max_pool2d, true);
+}
+template <>
+void add_cases<OpId::adaptive_avg_pool2d>(List& list) {
+  adaptive_pool_cases(list, "adaptive_avg_pool2d", adaptive_avg_pool2d, false);
 }
 template <>
 void add_cases<OpId::max_pool2d>(List& list) {
