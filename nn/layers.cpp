@@ -67,6 +67,54 @@ std::string AvgPool2d::describe() const {
   return text("AvgPool2d", detail::concat(options_.kernel));
 }
 
+std::string AdaptiveAvgPool2d::describe() const {
+  return text("AdaptiveAvgPool2d", detail::concat(size_));
+}
+
+BatchNorm::BatchNorm(std::int64_t channels, BatchNormConfig config)
+    : channels_(channels), config_(config) {
+  MT_CHECK(channels > 0, "BatchNorm: expected at least one channel, got ", channels);
+  if (config.affine) {
+    weight = ones({channels});
+    bias = zeros({channels});
+    add_parameter("weight", weight);
+    add_parameter("bias", bias);
+  }
+  if (!config.track_running_stats) return;
+  running_mean = zeros({channels});
+  running_var = ones({channels});
+  num_batches_tracked = zeros({}, {.dtype = Dtype::i64});
+  add_buffer("running_mean", running_mean);
+  add_buffer("running_var", running_var);
+  add_buffer("num_batches_tracked", num_batches_tracked);
+}
+Tensor BatchNorm::forward(const Tensor& x, const Tensor& residual) {
+  return batch_norm(x, weight, bias, running_mean, running_var,
+                    {.training = training() || !running_mean,
+                     .momentum = running_mean ? config_.momentum : 0.0,
+                     .eps = config_.eps,
+                     .relu = config_.relu,
+                     .residual = residual,
+                     .batches_tracked = num_batches_tracked});
+}
+std::string BatchNorm::describe() const {
+  return text("BatchNorm", detail::concat(channels_, config_.relu ? ", relu" : ""));
+}
+
+GroupNorm::GroupNorm(std::int64_t groups, std::int64_t channels, GroupNormConfig config)
+    : groups_(groups), channels_(channels), config_(config) {
+  MT_CHECK(groups > 0 && channels > 0 && channels % groups == 0,
+           "GroupNorm: expected channels divisible by groups, got ", channels, " and ", groups);
+  if (!config.affine) return;
+  weight = ones({channels});
+  bias = zeros({channels});
+  add_parameter("weight", weight);
+  add_parameter("bias", bias);
+}
+std::string GroupNorm::describe() const {
+  return text("GroupNorm", detail::concat(groups_, ", ", channels_));
+}
+
 LayerNorm::LayerNorm(const Shape& normalized, LayerNormConfig config)
     : normalized_(normalized), config_(config) {
   weight = ones(normalized);

@@ -65,6 +65,61 @@ class AvgPool2d : public Module<AvgPool2d> {
   Pool2dOptions options_;
 };
 
+/// (N, C, H, W) -> (N, C, P, Q) for size {P, Q}.
+class AdaptiveAvgPool2d : public Module<AdaptiveAvgPool2d> {
+ public:
+  explicit AdaptiveAvgPool2d(const Shape& size = {1, 1}) : size_(size) {}
+  Tensor forward(const Tensor& x) { return adaptive_avg_pool2d(x, size_); }
+  std::string describe() const override;
+
+ private:
+  Shape size_;
+};
+
+/// Per channel of (N, C, ..) -> the same: by the batch's statistics in training, else by the
+/// running ones, which are buffers under PyTorch's names. With relu, forward(x) is rectified, as is
+/// forward(x, residual) = normalised x + residual, each in one pass over memory.
+struct BatchNormConfig {
+  double eps = 1e-5;
+  std::optional<double> momentum = 0.1;  // std::nullopt: the average of all batches
+  bool affine = true;                    // with weight and bias
+  bool track_running_stats = true;       // without, the batch's statistics serve in eval() too
+  bool relu = false;
+};
+class BatchNorm : public Module<BatchNorm> {
+ public:
+  explicit BatchNorm(std::int64_t channels, BatchNormConfig config = {});
+  Tensor forward(const Tensor& x) { return forward(x, Tensor()); }
+  Tensor forward(const Tensor& x, const Tensor& residual);
+  std::string describe() const override;
+  Tensor weight, bias;                                    // (C), undefined without affine
+  Tensor running_mean, running_var, num_batches_tracked;  // (C), (C), (); undefined if not tracked
+
+ private:
+  std::int64_t channels_;
+  BatchNormConfig config_;
+};
+/// One class serves (N, C), (N, C, L) and (N, C, H, W); the names say which is meant.
+using BatchNorm1d = BatchNorm;
+using BatchNorm2d = BatchNorm;
+
+/// Per sample and group of channels of (N, C, ..) -> the same.
+struct GroupNormConfig {
+  double eps = 1e-5;
+  bool affine = true;
+};
+class GroupNorm : public Module<GroupNorm> {
+ public:
+  GroupNorm(std::int64_t groups, std::int64_t channels, GroupNormConfig config = {});
+  Tensor forward(const Tensor& x) { return group_norm(x, groups_, weight, bias, config_.eps); }
+  std::string describe() const override;
+  Tensor weight, bias;  // (C), undefined without affine
+
+ private:
+  std::int64_t groups_, channels_;
+  GroupNormConfig config_;
+};
+
 /// Over the last dimensions `normalized`: (.., normalized) -> the same.
 struct LayerNormConfig {
   double eps = 1e-5;
