@@ -13,6 +13,7 @@
 #include <optional>
 
 #include "distributed/data_parallel.h"
+#include "examples/profile_option.h"
 #include "examples/ranks.h"
 #include "io/data_loader.h"
 #include "io/event_writer.h"
@@ -41,7 +42,7 @@ struct Cnn : mt::nn::Module<Cnn> {
 
 struct Options {
   int epochs = 4, batch = 128;
-  std::string precision, device, data = "data/fashion-mnist", out = "out/fashion_mnist";
+  std::string precision, device, data = "data/fashion-mnist", out = "out/fashion_mnist", profile;
   std::uint64_t seed = 1;
   float lr = 2e-3f;
   bool dp = false;
@@ -69,6 +70,7 @@ Options parse(int argc, char** argv) {
       ->capture_default_str();
   app.add_option("--out", o.out, "folder for the loss curve")->capture_default_str();
   app.add_flag("--dp", o.dp, "data parallel: train on all ranks of mpirun, srun or torchrun");
+  app.add_option("--profile", o.profile, "profile three steps and write a trace to this folder");
   try {
     app.parse(argc, argv);
   } catch (const CLI::CallForHelp&) {
@@ -199,6 +201,7 @@ int train(const Options& o) {
   constexpr std::int64_t kLogEvery = 20;  // reading a loss waits for the device and for all ranks
   std::int64_t step = 0;
   double accuracy = 0;
+  const auto profiler = start_profiler(ranks.first() ? o.profile : "");
 
   for (int epoch = 0; epoch < o.epochs; ++epoch) {
     if (report) report->bar.start_epoch(epoch);
@@ -228,6 +231,7 @@ int train(const Options& o) {
       }
       ++step;
       if (report) report->bar.advance(o.batch, [&] { return shown; });
+      if (profiler) profiler->step();
     }
     accuracy = evaluate(net, test_loader, o, ranks);
     if (report) {

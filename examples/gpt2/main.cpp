@@ -18,6 +18,7 @@
 #include "examples/gpt2/data.h"
 #include "examples/gpt2/gpt2.h"
 #include "examples/gpt2/sample.h"
+#include "examples/profile_option.h"
 #include "examples/ranks.h"
 #include "io/checkpoint.h"
 #include "io/data_loader.h"
@@ -31,7 +32,7 @@ struct Options {
   gpt2::Config model{.layers = 4, .heads = 4, .channels = 128, .context = 128};
   std::int64_t batch = 16, accumulate = 1, steps = 300, eval_every = 100, save_every = 0;
   float lr = 2e-3f;
-  std::string precision = "bf16", device, out = "out/gpt2", prompt = "\n";
+  std::string precision = "bf16", device, out = "out/gpt2", prompt = "\n", profile;
   std::uint64_t seed = 1;
   std::int64_t sample = 300;
   double temperature = 0.8;
@@ -79,6 +80,7 @@ Options parse(int argc, char** argv) {
   app.add_option("--temperature", o.temperature)->check(CLI::PositiveNumber)->capture_default_str();
   app.add_option("--out", o.out, "folder for checkpoints and the loss curve")
       ->capture_default_str();
+  app.add_option("--profile", o.profile, "profile three steps and write a trace to this folder");
   app.add_flag("--resume", o.resume, "go on from the newest checkpoint in --out");
   app.add_flag("--no-capture", o.no_capture, "run each step op by op on CUDA too");
   app.add_flag("--deterministic", o.deterministic, "two runs give the same bits");
@@ -215,6 +217,7 @@ int train(Options o) {
   const std::int64_t first = state.step;
   std::vector<mt::Tensor> micro;
   mt::Tensor loss;
+  const auto profiler = start_profiler(ranks.first() ? o.profile : "");
   while (state.step < o.steps) {
     for (auto& [x, y] : loader) {
       micro.insert(micro.end(), {x, y});
@@ -223,6 +226,7 @@ int train(Options o) {
       loss = (o.no_capture ? step(micro) : captured(micro))[0];
       micro.clear();
       ++state.step;
+      if (profiler) profiler->step();
       const auto metrics = [&] { return mt::io::ProgressMetrics{.loss = loss.item<float>()}; };
       if (report) report->bar.advance(o.accumulate * o.batch, metrics);
       if (state.step % o.eval_every == 0 || state.step == o.steps) {

@@ -1,10 +1,11 @@
 #!/usr/bin/env python3
-"""Runs the GPT-2 example as a user would: gpt2_test.py BINARY options|training.
+"""Runs the GPT-2 example as a user would: gpt2_test.py BINARY options|training|profile.
 
 `options`: bad options end with one line on stderr and exit code 2. `training`: a small model learns a text
 of one repeated sentence in each precision until its sample repeats words of it; a run that is stopped half
-way and resumed ends with the loss of one that was not.
+way and resumed ends with the loss of one that was not. `profile`: the trace is strict JSON and names ops.
 """
+import json
 import pathlib
 import re
 import subprocess
@@ -36,6 +37,25 @@ def check_options(binary, folder):
 def last_loss(out, steps):
     found = re.findall(rf"step {steps}  validation loss ([0-9.]+)", out)
     return float(found[-1]) if found else None
+
+
+def reject(text):
+    raise ValueError(f"{text} is not JSON")
+
+
+def check_profile(binary, folder):
+    text = folder / "text.txt"
+    text.write_text(SENTENCE * 400)
+    result = run(binary, "--text", str(text), *MODEL, "--steps", "12", "--sample", "0", "--out", str(folder / "out"),
+                 "--profile", str(folder / "profile"))
+    for expected in ("self_attention (backward)", "matrix products", "Where 3 steps"):
+        if expected not in result.stdout:
+            yield f"profile: expected '{expected}' in the output, got {result}"
+    trace = json.loads((folder / "profile" / "trace.json").read_bytes().decode("utf-8"), parse_constant=reject)
+    names = {(event["name"], event.get("args", {}).get("direction")) for event in trace["traceEvents"]}
+    for expected in (("self_attention", "forward"), ("self_attention", "backward"), ("adamw", None)):
+        if expected not in names:
+            yield f"profile: expected {expected} in the trace"
 
 
 def check_training(binary, folder):
@@ -70,7 +90,7 @@ def check_training(binary, folder):
 def main():
     binary, group = sys.argv[1:]
     with tempfile.TemporaryDirectory() as folder:
-        check = {"options": check_options, "training": check_training}[group]
+        check = {"options": check_options, "training": check_training, "profile": check_profile}[group]
         failures = list(check(binary, pathlib.Path(folder)))
     for failure in failures:
         print(failure)
