@@ -90,6 +90,10 @@ struct Profiler::Impl {
   // A profile without kernel times is better than none: the result says what is missing.
   void start_cupti() {
     no_cuda.clear();
+    if (cuda_device_count() == 0) {
+      no_cuda = "CUDA times not available: " + cudart::unavailable_reason();
+      return;
+    }
     try {
       cupti::start();
       cupti_on = true;

@@ -1,8 +1,9 @@
 // Host overhead of the tape on the CPU: a recorded scalar op, its backward, a view, an unrecorded
-// op.
+// op, and a recorded one while a profile is taken.
 #include <benchmark/benchmark.h>
 
 #include "engine/grad_mode.h"
+#include "engine/profiler.h"
 #include "ops/ops.h"
 
 namespace mixtape {
@@ -13,6 +14,18 @@ void recorded_scalar_op(benchmark::State& state) {
   for (auto _ : state) benchmark::DoNotOptimize(x * y);
 }
 BENCHMARK(recorded_scalar_op);
+
+// Collecting and sorting a profile of each 1000 ops is part of it.
+void profiled_scalar_op(benchmark::State& state) {
+  const Tensor x = scalar_tensor(1.0).set_requires_grad(), y = scalar_tensor(2.0);
+  Profiler profiler({.schedule = {.active = 1}, .cuda = false});
+  int ops = 0;
+  for (auto _ : state) {
+    benchmark::DoNotOptimize(x * y);
+    if (++ops % 1000 == 0) profiler.step();
+  }
+}
+BENCHMARK(profiled_scalar_op);
 
 void unrecorded_scalar_op(benchmark::State& state) {
   const NoGrad no_grad;
