@@ -3,7 +3,7 @@
 namespace mixtape::nn {
 
 Residual add_and_normalize(const Tensor& stream, const Tensor& update, const LayerNorm& norm) {
-  const AddLayerNormResult r = add_layer_norm(stream, update, norm.weight, norm.bias, norm.eps());
+  const AddLayerNormResult r = add_layer_norm(update, stream, norm.weight, norm.bias, norm.eps());
   return {r.normalized, r.sum};
 }
 

@@ -19,7 +19,9 @@ namespace mixtape::nn {
 struct Residual {
   Tensor normalized, sum;  // (B, T, C)
 };
-/// Adds `update` to the stream and normalises, in one pass over memory.
+/// Adds `update` to the stream and normalises, in one pass over memory. The sum keeps the stream's
+/// dtype if that is the wider, and what is normalised has the update's: a float32 stream under
+/// autocast stays float32.
 Residual add_and_normalize(const Tensor& stream, const Tensor& update, const LayerNorm& norm);
 
 /// c_proj(act(c_fc(x))): (.., C) -> (.., C); the activation's derivative is part of a product.

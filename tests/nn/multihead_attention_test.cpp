@@ -276,6 +276,21 @@ TEST(TransformerBlock, GradientsAreThoseOfCentralDifferences) {
   }
 }
 
+TEST(TransformerBlock, KeepsTheStreamsDtypeUnderAutocast) {
+  for (const Device device : test_devices()) {
+    nn::TransformerBlock block(16, {.heads = 2});
+    block.to(device);
+    const Tensor x = randn({2, 5, 16}, {.device = device}), wide = block(x);
+    const Autocast amp(Dtype::bf16);
+    EXPECT_EQ(block(x).dtype(), Dtype::f32);
+    EXPECT_EQ(block(x.to(Dtype::bf16)).dtype(), Dtype::bf16);
+    expect_near(block(x), wide, 0.05);
+    const nn::Residual r = block(nn::Residual{block.ln_1(x), x}, block.ln_1);
+    EXPECT_EQ(r.sum.dtype(), Dtype::f32);
+    EXPECT_EQ(r.normalized.dtype(), Dtype::bf16);
+  }
+}
+
 TEST(TransformerBlock, DropsOnlyInTraining) {
   const NoGrad no_grad;
   nn::TransformerBlock block(8, {.heads = 2, .dropout = 0.5});
