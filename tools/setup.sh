@@ -9,7 +9,7 @@ MIXTAPE_ROOT=$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd)
 MIXTAPE_INSTALL=1
 
 BUILD_PACKAGES=(build-essential cmake ninja-build ccache libeigen3-dev libcli11-dev zlib1g-dev
-  nlohmann-json3-dev libpcre2-dev libdnnl-dev)
+  nlohmann-json3-dev libpcre2-dev libdnnl-dev libjpeg-dev libpng-dev)
 TEST_PACKAGES=(libgtest-dev libgmock-dev libbenchmark-dev libopenmpi-dev openmpi-bin
   clang-format-14 python3)
 

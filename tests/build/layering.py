@@ -34,7 +34,7 @@ PUBLIC = "engine/public/mixtape.h"
 INCLUDE = re.compile(r'^\s*#\s*include\s*(?:"([^"]+)"|<([^>]+)>)', re.MULTILINE)
 # half.h takes CUDA's 16-bit types under nvcc only.
 BACKEND = re.compile(r"^(Eigen/|unsupported/Eigen|cuda|cublas|cudnn|nccl|nvrtc|mpi\.h|dnnl|oneapi/|"
-                     r"omp\.h|zlib\.h|cupti|nvtx)")
+                     r"omp\.h|zlib\.h|jpeglib\.h|png\.h|cupti|nvtx)")
 BACKEND_EXEMPT = {"engine/half.h"}
 
 

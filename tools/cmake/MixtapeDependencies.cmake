@@ -2,7 +2,7 @@
 #
 # For each optional dependency D this sets MIXTAPE_WITH_D and MIXTAPE_NOTE_D, one line for the
 # summary. The WITH flags become compile definitions of the library and its tests, but for
-# CUDNN_FRONTEND, which only two files of the library see.
+# CUDNN_FRONTEND, JPEG and PNG, which only one or two files of the library see.
 
 # Sets MIXTAPE_WITH_<name> from what was found; missing although demanded is an error.
 macro(mixtape_decide name found note)
@@ -116,3 +116,17 @@ else()
     mixtape_decide(ONEDNN FALSE "dnnl.hpp 2.6 or libdnnl not found (Debian: libdnnl-dev)")
   endif()
 endif()
+
+foreach(format IN ITEMS JPEG PNG)
+  string(TOLOWER "lib${format}-dev" package)
+  if(NOT MIXTAPE_${format})
+    mixtape_decide(${format} FALSE "turned off by MIXTAPE_${format}=OFF")
+  else()
+    find_package(${format} QUIET)
+    if(${format}_FOUND)
+      mixtape_decide(${format} TRUE "found")
+    else()
+      mixtape_decide(${format} FALSE "not found (Debian: ${package})")
+    endif()
+  endif()
+endforeach()

@@ -17,6 +17,8 @@ mixtape_dependency_option(MIXTAPE_MPI "MPI to launch data-parallel training")
 mixtape_dependency_option(MIXTAPE_CUPTI "CUPTI for kernel times in profiles")
 mixtape_dependency_option(MIXTAPE_NVTX "NVTX ranges for Nsight Systems")
 mixtape_dependency_option(MIXTAPE_ONEDNN "oneDNN for convolution and 16-bit products on the CPU")
+mixtape_dependency_option(MIXTAPE_JPEG "libjpeg to read image files")
+mixtape_dependency_option(MIXTAPE_PNG "libpng to read image files")
 
 option(BUILD_SHARED_LIBS "Build libmixtape as a shared library" OFF)
 option(MIXTAPE_NATIVE "Use this machine's vector instructions (OFF: x86-64-v3)" ON)

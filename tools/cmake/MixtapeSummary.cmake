@@ -35,4 +35,8 @@ mixtape_summary_line(NCCL ${MIXTAPE_WITH_NCCL} "${MIXTAPE_NOTE_NCCL}"
   "no data-parallel training over several GPUs")
 mixtape_summary_line(MPI ${MIXTAPE_WITH_MPI} "${MIXTAPE_NOTE_MPI}"
   "no launch under mpirun")
+mixtape_summary_line(JPEG ${MIXTAPE_WITH_JPEG} "${MIXTAPE_NOTE_JPEG}"
+  "image folders with JPEG files throw")
+mixtape_summary_line(PNG ${MIXTAPE_WITH_PNG} "${MIXTAPE_NOTE_PNG}"
+  "image folders with PNG files throw")
 message(STATUS "")
