@@ -78,14 +78,24 @@ FlightRecorder& FlightRecorder::instance() {
   return *recorder;
 }
 
-void FlightRecorder::drop_finished() {
-  std::erase_if(under_way_, [](const auto& e) { return e.second.finished(); });
+FlightRecorder::Dropped FlightRecorder::take_finished() {
+  Dropped finished;
+  std::erase_if(under_way_, [&](auto& e) {
+    if (!e.second.finished()) return false;
+    finished.push_back(std::move(e.second.state));
+    return true;
+  });
+  return finished;
 }
 
 std::uint64_t FlightRecorder::begin(FlightEntry entry) {
   entry.started = Clock::now();
+  Dropped dropped;
   const std::lock_guard lock(mutex_);
-  while (!under_way_.empty() && under_way_.front().second.finished()) under_way_.pop_front();
+  while (!under_way_.empty() && under_way_.front().second.finished()) {
+    dropped.push_back(std::move(under_way_.front().second.state));
+    under_way_.pop_front();
+  }
   std::deque<Past>& recent = recent_[entry.group];
   recent.push_back({entry.sequence, entry.signature, entry.text});
   if (recent.size() > kRecent) recent.pop_front();
@@ -107,8 +117,9 @@ void FlightRecorder::end(std::uint64_t id) {
 }
 
 std::optional<FlightEntry> FlightRecorder::oldest() {
+  Dropped dropped;
   const std::lock_guard lock(mutex_);
-  drop_finished();
+  dropped = take_finished();
   if (under_way_.empty()) return std::nullopt;
   return under_way_.front().second;
 }
@@ -124,8 +135,9 @@ std::string FlightRecorder::unheard() {
 }
 
 std::string FlightRecorder::describe() {
+  Dropped dropped;
   const std::lock_guard lock(mutex_);
-  drop_finished();
+  dropped = take_finished();
   if (under_way_.empty()) {
     if (last_.empty()) return "is in no collective and has called none";
     return "is in no collective; its last was " + last_;

@@ -63,7 +63,9 @@ class FlightRecorder {
     std::uint64_t sequence;
     std::string signature, text;
   };
-  void drop_finished();
+  /// Works end outside of the lock: the end of one that failed calls note_unheard().
+  using Dropped = std::vector<std::shared_ptr<WorkState>>;
+  Dropped take_finished();
 
   std::mutex mutex_;
   std::uint64_t next_id_ = 1;

@@ -124,6 +124,8 @@ void read_master(Launch& launch, const Reader& env, const char* because) {
            " is set for several ranks, so expected MASTER_ADDR, the name or address of rank 0's "
            "host, to be set too");
   launch.master_port = env.need("MASTER_PORT", "MASTER_ADDR");
+  // Newer versions of torchrun serve a store of their own at MASTER_PORT.
+  if (env.text("TORCHELASTIC_USE_AGENT_STORE") == "True") ++launch.master_port;
   MT_CHECK(launch.master_port >= 1 && launch.master_port <= 65535,
            "launch: expected MASTER_PORT from 1 to 65535, got ", launch.master_port);
 }

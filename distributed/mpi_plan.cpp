@@ -65,12 +65,14 @@ class StridedType {
   MPI_Datatype type_ = MPI_DATATYPE_NULL;
 };
 
+std::int64_t bytes_of(Dtype dtype) { return static_cast<std::int64_t>(size_of(dtype)); }
+
 /// Elements [begin, begin + count) of what one rank holds.
 struct Piece {
   std::int64_t begin = 0, count = 0;
 };
 
-/// Cuts `numel` elements, `per_call` at a time.
+/// Cuts a rank's `numel` elements, of `bytes_per_element` in a call, into pieces.
 class PiecewisePlan : public MpiPlan {
  public:
   PiecewisePlan(const Collective& c, const MpiGroup& group, const void* in, void* out,
@@ -80,7 +82,7 @@ class PiecewisePlan : public MpiPlan {
         in_(in),
         out_(out),
         numel_(numel),
-        size_(static_cast<std::int64_t>(size_of(c.in.dtype()))),
+        size_(bytes_of(c.in.dtype())),
         per_call_(std::max<std::int64_t>(1, mpi_piece_bytes() / bytes_per_element)) {}
 
   bool post(MPI_Request& request) final {
@@ -126,7 +128,7 @@ void divide(Dtype dtype, void* values, std::int64_t n, int by) {
 class ReducePlan final : public PiecewisePlan {
  public:
   ReducePlan(const Collective& c, const MpiGroup& group, const void* in, void* out)
-      : PiecewisePlan(c, group, in, out, c.in.numel(), static_cast<int>(size_of(c.in.dtype()))) {}
+      : PiecewisePlan(c, group, in, out, c.in.numel(), bytes_of(c.in.dtype())) {}
 
  protected:
   void post_piece(Piece piece, MPI_Request& request) override {
@@ -184,15 +186,17 @@ class ConvertedReducePlan final : public PiecewisePlan {
   std::vector<float> buffer_;
 };
 
+/// The dtype in which MPI adds.
+Dtype packed_dtype(Dtype dtype) { return is_low_precision(dtype) ? Dtype::f32 : dtype; }
+
 /// Ranks' pieces are packed side by side: MPI reduces blocks that touch.
 class ReduceScatterPlan final : public PiecewisePlan {
  public:
   ReduceScatterPlan(const Collective& c, const MpiGroup& group, const void* in, void* out)
       : PiecewisePlan(c, group, in, out, c.out.numel(),
-                      group.size * static_cast<std::int64_t>(
-                                       std::max(size_of(c.in.dtype()), kPackedSize(c.in.dtype())))),
-        packed_(is_low_precision(c.in.dtype()) ? Dtype::f32 : c.in.dtype()),
-        packed_size_(static_cast<std::int64_t>(size_of(packed_))) {
+                      group.size * bytes_of(packed_dtype(c.in.dtype()))),
+        packed_(packed_dtype(c.in.dtype())),
+        packed_size_(bytes_of(packed_)) {
     const std::int64_t bytes = group.size * packed_size_;
     per_call_ = std::min(per_call_, std::max<std::int64_t>(1, kConvertedBytes / bytes));
     const std::int64_t count = std::min(per_call_, numel_);
@@ -226,9 +230,6 @@ class ReduceScatterPlan final : public PiecewisePlan {
   }
 
  private:
-  static std::size_t kPackedSize(Dtype dtype) {
-    return is_low_precision(dtype) ? sizeof(float) : size_of(dtype);
-  }
   void convert(const void* from, float* to, std::int64_t n) const {
     kernels::cpu::load_elements(dtype(), from, to, n);
     if (c_.op == ReduceOp::avg) divide(to, n, group_.size);
@@ -244,7 +245,7 @@ class MovePlan final : public PiecewisePlan {
  public:
   MovePlan(const Collective& c, const MpiGroup& group, const void* in, void* out,
            std::int64_t numel)
-      : PiecewisePlan(c, group, in, out, numel, static_cast<int>(size_of(c.in.dtype()))) {}
+      : PiecewisePlan(c, group, in, out, numel, bytes_of(c.in.dtype())) {}
 
  protected:
   void post_piece(Piece piece, MPI_Request& request) override {

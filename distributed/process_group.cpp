@@ -135,7 +135,7 @@ void choose_backends(Communicator::Impl& world, const Run& run, const std::vecto
   }
 }
 
-/// Undoes a start that failed: MPI can only be ended together, which ranks that fail alone cannot.
+/// Fills `run` in. Where it throws, MPI stays as it is: ranks can only end it together.
 void join(Run& run, const InitOptions& options) {
   const Launch& launch = run.launch;
   const bool several = launch.world_size > 1;

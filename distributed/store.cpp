@@ -62,14 +62,16 @@ std::string Store::request(const MessageWriter& message, double timeout) {
   }
   if (!socket.open()) socket = connect_to_store(address_, kAnswerSeconds);
   std::string answer;
+  const std::string framed = message.framed();
   try {
     const Deadline deadline = deadline_in(timeout + kAnswerSeconds);
-    send_message(socket, message.framed(), deadline);
+    send_message(socket, framed, deadline);
     answer = receive_message(socket, deadline);
   } catch (const Error& e) {
     MT_THROW("store: rank 0 at ", address_.hosts.front(), " port ", address_.port,
              " does not answer: ", e.what());
   }
+  if (answer.empty() || static_cast<Reply>(answer[0]) == Reply::refused) return answer;
   const std::lock_guard lock(mutex_);
   idle_.push_back(std::move(socket));
   return answer;
@@ -129,13 +131,18 @@ std::vector<std::string> Store::gather(const std::string& key, int rank, int cou
                                        const std::string& value, double timeout,
                                        const std::string& what) {
   bool timed_out = false;
-  const std::string answer = request(start_request(Request::gather)
-                                         .text(key)
-                                         .i64(rank)
-                                         .i64(count)
-                                         .i64(milliseconds(timeout))
-                                         .text(value),
-                                     timeout);
+  const MessageWriter message = start_request(Request::gather)
+                                    .text(key)
+                                    .i64(rank)
+                                    .i64(count)
+                                    .i64(milliseconds(timeout))
+                                    .text(value);
+  std::string answer;
+  try {
+    answer = request(message, timeout);
+  } catch (const Error& e) {
+    MT_THROW(what, ": ", e.what());
+  }
   MessageReader reply = read_reply(answer, timed_out);
   if (timed_out) {
     std::vector<std::int64_t> missing;

@@ -132,7 +132,7 @@ TEST(Collectives, MatchASerialComputation) {
 
 TEST(Collectives, RandomShapesAndDtypes) {
   std::mt19937 generator(5);  // the same on all ranks
-  for (unsigned round = 0; round < 60; ++round) {
+  for (unsigned round = 0; round < 40; ++round) {
     const Dtype dtype = kAllDtypes[generator() % std::size(kAllDtypes)];
     const ReduceOp op = kOps[generator() % std::size(kOps)];
     const std::int64_t n = generator() % 3000;
@@ -144,11 +144,11 @@ TEST(Collectives, RandomShapesAndDtypes) {
 #if defined(MIXTAPE_WITH_MPI)
 TEST(Collectives, InPieces) {  // CASE 87: what is above MPI's counts goes in pieces
   const std::int64_t before = mpi_piece_bytes();
-  for (const std::int64_t bytes : {1, 24, 4096}) {
+  for (const std::int64_t bytes : {24, 400}) {
     set_mpi_piece_bytes(bytes);
     for (const Dtype dtype : kAllDtypes) {
       SCOPED_TRACE(::testing::Message() << dtype << " in pieces of " << bytes);
-      Checker(dtype, ReduceOp::sum, 101, 2).all();
+      Checker(dtype, ReduceOp::sum, 37, 2).all();
     }
   }
   set_mpi_piece_bytes(before);

@@ -35,7 +35,9 @@ TEST(Groups, SplitWithoutAColorJoinsNone) {
   Communicator w = world();
   Communicator first = w.split(w.rank() == 0 ? 0 : -1);
   EXPECT_EQ(first.defined(), w.rank() == 0);
-  if (first) EXPECT_EQ(sum_of_ranks(first, 5), 5);
+  if (first) {
+    EXPECT_EQ(sum_of_ranks(first, 5), 5);
+  }
 }
 
 TEST(Groups, SubgroupInTheGivenOrder) {

@@ -54,5 +54,9 @@ int run() {
 
 int main(int argc, char** argv) {
   testing::InitGoogleTest(&argc, argv);
+  if (mixtape::testing::chosen_device() == "cuda" && mixtape::cuda_device_count() == 0) {
+    std::puts("NOT RUN: no usable CUDA device on this machine");
+    return 0;
+  }
   return run();
 }

@@ -92,34 +92,27 @@ function(mixtape_mpi_test name)
   if(NOT arg_TIMEOUT)
     set(arg_TIMEOUT 120)
   endif()
-  mixtape_mpi_program(${name} SOURCES ${arg_SOURCES})
-  if(TARGET ${name})
-    target_sources(${name} PRIVATE "${PROJECT_SOURCE_DIR}/tests/support/dist_main.cpp")
-    target_link_libraries(${name} PRIVATE GTest::gtest)
+  if(MIXTAPE_WITH_MPI)
+    add_executable(${name} ${arg_SOURCES})
+    target_link_libraries(${name} PRIVATE mixtape_dist_test_main mixtape_flags mixtape::mixtape
+                                          GTest::gtest)
+    mixtape_test_settings(${name})
+    add_dependencies(tests_dist ${name})
   endif()
   foreach(ranks IN LISTS arg_RANKS)
     mixtape_mpi_command(command ${ranks})
-    mixtape_add_mpi_test(${name}.np${ranks} ${ranks} ${arg_TIMEOUT}
+    mixtape_add_mpi_test(${name}.np${ranks} ${ranks} ${arg_TIMEOUT} dist
                          COMMAND ${command} $<TARGET_FILE:${name}>)
   endforeach()
 endfunction()
 
-# mixtape_mpi_program(NAME SOURCES files...): a program for mpirun, linked as tests are; no target in
-# a build without MPI.
-function(mixtape_mpi_program name)
-  cmake_parse_arguments(PARSE_ARGV 1 arg "" "" "SOURCES")
-  if(NOT MIXTAPE_WITH_MPI)
-    return()
+# mixtape_mpi_command(OUT [RANKS]): the command that starts that many ranks on this machine; without
+# RANKS the rest of it, for a script that adds their number.
+function(mixtape_mpi_command out)
+  set(command "${MPIEXEC_EXECUTABLE}")
+  if(ARGC GREATER 1)
+    list(APPEND command ${MPIEXEC_NUMPROC_FLAG} ${ARGV1})
   endif()
-  add_executable(${name} ${arg_SOURCES})
-  target_link_libraries(${name} PRIVATE mixtape_flags mixtape::mixtape)
-  mixtape_test_settings(${name})
-  add_dependencies(tests_dist ${name})
-endfunction()
-
-# Sets `out` to the command that starts that many ranks on this machine.
-function(mixtape_mpi_command out ranks)
-  set(command "${MPIEXEC_EXECUTABLE}" ${MPIEXEC_NUMPROC_FLAG} ${ranks})
   if(NOT MIXTAPE_MPIEXEC_IS_OPEN_MPI STREQUAL "")
     list(APPEND command --allow-run-as-root --oversubscribe --bind-to none)
   endif()
@@ -131,19 +124,24 @@ if(MIXTAPE_WITH_MPI)
   string(REGEX MATCH "Open MPI|OpenRTE" MIXTAPE_MPIEXEC_IS_OPEN_MPI "${version}")
 endif()
 
-# Adds the ctest `name`, which takes `ranks` processors, or its skip in a build without MPI.
-function(mixtape_add_mpi_test name ranks timeout)
-  cmake_parse_arguments(PARSE_ARGV 3 arg "" "" "COMMAND")
+# mixtape_add_mpi_test(NAME RANKS TIMEOUT LABEL COMMAND ...): a ctest that takes RANKS processors, or
+# its skip in a build without MPI. LABEL dist runs on the CPU, cuda on GPUs.
+function(mixtape_add_mpi_test name ranks timeout label)
+  cmake_parse_arguments(PARSE_ARGV 4 arg "" "" "COMMAND")
   if(MIXTAPE_WITH_MPI)
     add_test(NAME ${name} COMMAND ${arg_COMMAND})
   else()
     add_test(NAME ${name} COMMAND "${CMAKE_COMMAND}" -E echo
-             "[  SKIPPED ] this build has no MPI: ${MIXTAPE_NOTE_MPI}")
+             "NOT RUN: this build has no MPI: ${MIXTAPE_NOTE_MPI}")
+  endif()
+  set(device cpu)
+  if(label STREQUAL "cuda")
+    set(device cuda)
   endif()
   # In containers Open MPI may not read another process's memory, and warns of it.
-  set_tests_properties(${name} PROPERTIES LABELS dist TIMEOUT ${timeout} PROCESSORS ${ranks}
-    SKIP_REGULAR_EXPRESSION "SKIPPED"
-    ENVIRONMENT "OMP_NUM_THREADS=1;MIXTAPE_NUM_THREADS=1;MIXTAPE_TEST_DEVICE=cpu;\
+  set_tests_properties(${name} PROPERTIES LABELS ${label} TIMEOUT ${timeout} PROCESSORS ${ranks}
+    SKIP_REGULAR_EXPRESSION "NOT RUN"
+    ENVIRONMENT "OMP_NUM_THREADS=1;MIXTAPE_NUM_THREADS=1;MIXTAPE_TEST_DEVICE=${device};\
 OMPI_MCA_btl_vader_single_copy_mechanism=none")
 endfunction()
 
