@@ -19,57 +19,6 @@ struct Config {
   double dropout = 0;
 };
 
-/// The residual stream and what the next layer reads of it.
-struct Residual {
-  mt::Tensor normalized, sum;  // (B, T, C)
-};
-
-/// Adds `update` to the stream and normalises, in one pass over memory.
-inline Residual add_and_normalize(const mt::Tensor& stream, const mt::Tensor& update,
-                                  const mt::nn::LayerNorm& norm) {
-  const auto r = mt::add_layer_norm(stream, update, norm.weight, norm.bias);
-  return {r.normalized, r.sum};
-}
-
-class Mlp : public mt::nn::Module<Mlp> {
- public:
-  explicit Mlp(std::int64_t channels)
-      : c_fc(channels, 4 * channels), c_proj(4 * channels, channels) {
-    add("c_fc", c_fc);
-    add("c_proj", c_proj);
-  }
-  mt::Tensor forward(const mt::Tensor& x) {  // (B, T, C) -> (B, T, C)
-    return mt::mlp(x, c_fc.weight, c_fc.bias, c_proj.weight, c_proj.bias);
-  }
-  mt::nn::Linear c_fc, c_proj;
-};
-
-class Block : public mt::nn::Module<Block> {
- public:
-  explicit Block(const Config& c)
-      : ln_1({c.channels}),
-        attn(c.channels, {.heads = c.heads, .dropout = c.dropout}),
-        ln_2({c.channels}),
-        mlp(c.channels),
-        dropout(c.dropout) {
-    add("ln_1", ln_1);
-    add("attn", attn);
-    add("ln_2", ln_2);
-    add("mlp", mlp);
-    add("dropout", dropout);
-  }
-  /// Takes the stream normalised by ln_1, and returns it normalised by `next`.
-  Residual forward(const Residual& r, const mt::nn::LayerNorm& next) {
-    const Residual middle = add_and_normalize(r.sum, dropout(attn(r.normalized)), ln_2);
-    return add_and_normalize(middle.sum, dropout(mlp(middle.normalized)), next);
-  }
-  mt::nn::LayerNorm ln_1;
-  mt::nn::SelfAttention attn;
-  mt::nn::LayerNorm ln_2;
-  Mlp mlp;
-  mt::nn::Dropout dropout;
-};
-
 class Gpt2 : public mt::nn::Module<Gpt2> {
  public:
   explicit Gpt2(const Config& c)
@@ -77,7 +26,9 @@ class Gpt2 : public mt::nn::Module<Gpt2> {
     add("wte", wte);
     add("wpe", wpe);
     add("h", h);
-    for (std::int64_t i = 0; i < c.layers; ++i) h.emplace_back(c);
+    for (std::int64_t i = 0; i < c.layers; ++i)
+      h.emplace_back(c.channels,
+                     mt::nn::TransformerBlockConfig{.heads = c.heads, .dropout = c.dropout});
     add("ln_f", ln_f);
     initialize();
   }
@@ -88,13 +39,13 @@ class Gpt2 : public mt::nn::Module<Gpt2> {
     MT_CHECK(t <= config.context, "gpt2: expected at most ", config.context, " tokens, got ", t);
     // Under autocast the stream is 16-bit from the start: the tied head needs that copy anyway.
     const mt::Tensor x = mt::embedding(low(wte.weight), tokens) + low(wpe.weight).slice(0, 0, t);
-    Residual r = {h[0].ln_1(x), x};
+    mt::nn::Residual r = {h[0].ln_1(x), x};
     for (std::size_t i = 0; i < h.size(); ++i) r = h[i](r, i + 1 < h.size() ? h[i + 1].ln_1 : ln_f);
     return r.normalized;
   }
-  mt::Tensor forward(const mt::Tensor& tokens) {  // (B, T) -> logits (B, T, V)
-    return mt::linear(features(tokens), wte.weight);
-  }
+  /// What the features say of the next token: (.., C) -> logits (.., V).
+  mt::Tensor head(const mt::Tensor& x) { return mt::linear(x, wte.weight); }
+  mt::Tensor forward(const mt::Tensor& tokens) { return head(features(tokens)); }  // (B, T, V)
   /// Mean cross-entropy of the next tokens, (B, T) against (B, T).
   mt::Tensor loss(const mt::Tensor& tokens, const mt::Tensor& targets) {
     const mt::Tensor logits = forward(tokens);
@@ -104,7 +55,7 @@ class Gpt2 : public mt::nn::Module<Gpt2> {
 
   Config config;
   mt::nn::Embedding wte, wpe;
-  mt::nn::ModuleList<Block> h;
+  mt::nn::ModuleList<mt::nn::TransformerBlock> h;
   mt::nn::LayerNorm ln_f;
 
  private:

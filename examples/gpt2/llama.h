@@ -116,7 +116,9 @@ class Llama : public mt::nn::Module<Llama> {
     }
     return r.normalized;
   }
-  mt::Tensor forward(const mt::Tensor& tokens) { return lm_head(features(tokens)); }  // (B, T, V)
+  /// What the features say of the next token: (.., C) -> logits (.., V).
+  mt::Tensor head(const mt::Tensor& x) { return lm_head(x); }
+  mt::Tensor forward(const mt::Tensor& tokens) { return head(features(tokens)); }  // (B, T, V)
   /// Mean cross-entropy of the next tokens, (B, T) against (B, T).
   mt::Tensor loss(const mt::Tensor& tokens, const mt::Tensor& targets) {
     return mt::cross_entropy(forward(tokens).reshape({targets.numel(), config.vocabulary}),

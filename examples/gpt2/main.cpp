@@ -1,11 +1,11 @@
-// Trains GPT-2 on a text or on token files in mixed precision, and writes what it has learnt.
+// Trains GPT-2 or a Llama-style model on a text or on token files in mixed precision, and writes
+// what it has learnt.
 //
 // bf16 on the CPU and on CUDA by default; fp16 gets a GradScaler. On CUDA the whole step is
 // captured as one graph. Checkpoints hold the whole run: --resume goes on as if it had never
 // stopped. With --dp the ranks of an mpirun share each micro-batch, and rank 0 writes.
 //
 // Legend: B batch, T tokens of a window, V vocabulary.
-#include <CLI/CLI.hpp>
 #include <chrono>
 #include <cstdio>
 #include <filesystem>
@@ -16,8 +16,9 @@
 #include "distributed/data_parallel.h"
 #include "engine/determinism.h"
 #include "examples/gpt2/data.h"
-#include "examples/gpt2/gpt2.h"
+#include "examples/gpt2/options.h"
 #include "examples/gpt2/sample.h"
+#include "examples/gpt2/weights.h"
 #include "examples/profile_option.h"
 #include "examples/ranks.h"
 #include "io/checkpoint.h"
@@ -27,78 +28,7 @@
 
 namespace mt = mixtape;
 
-struct Options {
-  gpt2::DataOptions data;
-  gpt2::Config model{.layers = 4, .heads = 4, .channels = 128, .context = 128};
-  std::int64_t batch = 16, accumulate = 1, steps = 300, eval_every = 100, save_every = 0;
-  float lr = 2e-3f;
-  std::string precision = "bf16", device, out = "out/gpt2", prompt = "\n", profile;
-  std::uint64_t seed = 1;
-  std::int64_t sample = 300;
-  double temperature = 0.8;
-  bool resume = false, no_capture = false, dp = false, deterministic = false;
-};
-
-Options parse(int argc, char** argv) {
-  Options o;
-  CLI::App app{"Trains GPT-2 in mixed precision and samples from it."};
-  auto* text =
-      app.add_option("--text", o.data.text, "a text file to learn")->check(CLI::ExistingFile);
-  app.add_option("--tokens", o.data.tokens, "or a folder of token files (.bin)")
-      ->check(CLI::ExistingDirectory)
-      ->excludes(text);
-  app.add_option("--bpe", o.data.bpe, "folder with vocab.json and merges.txt (default: bytes)")
-      ->check(CLI::ExistingDirectory);
-  const auto count = [&](const char* name, std::int64_t& value, const char* what) {
-    app.add_option(name, value, what)->check(CLI::PositiveNumber)->capture_default_str();
-  };
-  count("--layers", o.model.layers, "transformer blocks");
-  count("--heads", o.model.heads, "attention heads");
-  count("--channels", o.model.channels, "width of the residual stream");
-  count("--context", o.model.context, "tokens of a window");
-  app.add_option("--dropout", o.model.dropout)->check(CLI::Range(0.0, 0.9))->capture_default_str();
-  count("--batch", o.batch, "windows a micro-batch, over all ranks");
-  count("--accumulate", o.accumulate, "micro-batches a step");
-  count("--steps", o.steps, "optimizer steps");
-  count("--eval-every", o.eval_every, "steps between evaluations");
-  app.add_option("--save-every", o.save_every, "steps between checkpoints; 0: at the end only")
-      ->check(CLI::NonNegativeNumber)
-      ->capture_default_str();
-  app.add_option("--lr", o.lr, "peak learning rate")
-      ->check(CLI::PositiveNumber)
-      ->capture_default_str();
-  app.add_option("--precision", o.precision)
-      ->check(CLI::IsMember({"fp32", "bf16", "fp16"}))
-      ->capture_default_str();
-  app.add_option("--device", o.device, "default: cuda if there is a GPU, else cpu")
-      ->check(CLI::IsMember({"cpu", "cuda"}));
-  app.add_option("--seed", o.seed)->capture_default_str();
-  app.add_option("--prompt", o.prompt, "what the samples go on from");
-  app.add_option("--sample", o.sample, "tokens to sample at the end; 0: none")
-      ->check(CLI::NonNegativeNumber)
-      ->capture_default_str();
-  app.add_option("--temperature", o.temperature)->check(CLI::PositiveNumber)->capture_default_str();
-  app.add_option("--out", o.out, "folder for checkpoints and the loss curve")
-      ->capture_default_str();
-  app.add_option("--profile", o.profile, "profile three steps and write a trace to this folder");
-  app.add_flag("--resume", o.resume, "go on from the newest checkpoint in --out");
-  app.add_flag("--no-capture", o.no_capture, "run each step op by op on CUDA too");
-  app.add_flag("--deterministic", o.deterministic, "two runs give the same bits");
-  app.add_flag("--dp", o.dp, "data parallel: train on all ranks of mpirun, srun or torchrun");
-  try {
-    app.parse(argc, argv);
-    if (o.data.text.empty() && o.data.tokens.empty())
-      throw CLI::RequiredError("one of --text and --tokens");
-  } catch (const CLI::CallForHelp&) {
-    std::fputs(app.help().c_str(), stdout);
-    std::exit(0);
-  } catch (const CLI::ParseError& e) {
-    std::fprintf(stderr, "gpt2: %s (--help lists the options)\n", e.what());
-    std::exit(2);
-  }
-  if (o.device.empty()) o.device = mt::Device::best().is_cuda() ? "cuda" : "cpu";
-  return o;
-}
+using gpt2::Options;
 
 mt::Autocast autocast(const Options& o) {
   return mt::Autocast(o.precision == "fp16" ? mt::Dtype::f16 : mt::Dtype::bf16,
@@ -106,7 +36,8 @@ mt::Autocast autocast(const Options& o) {
 }
 
 /// Mean loss over at most `batches` batches of each rank's validation windows.
-double evaluate(gpt2::Gpt2& net, mt::io::DataLoader& loader, const Options& o,
+template <class Model>
+double evaluate(Model& net, mt::io::DataLoader& loader, const Options& o,
                 const examples::Ranks& ranks, int batches = 20) {
   const mt::InferenceMode inference;
   const auto amp = autocast(o);
@@ -147,12 +78,32 @@ struct Report {
   }
 };
 
-int train(Options o) {
+/// The model that --init starts from, or a new one as large as the options say.
+template <class Model, class Config>
+std::unique_ptr<Model> make_model(const Options& o, Config config, const gpt2::Data& data) {
+  mt::manual_seed(o.seed);
+  if (o.init.empty()) {
+    config.vocabulary = data.padded_vocabulary();
+    return std::make_unique<Model>(config);
+  }
+  take_sizes(config, mt::io::ShardedSafetensors(o.init));
+  MT_CHECK(data.tokenizer().vocab_size() <= config.vocabulary, "--init: expected a vocabulary of ",
+           "at least the tokenizer's ", data.tokenizer().vocab_size(), ", got ", config.vocabulary);
+  MT_CHECK(o.context <= config.context, "--context: expected at most the ", config.context,
+           " positions of --init, got ", o.context);
+  auto net = std::make_unique<Model>(config);
+  mt::io::load_weights(o.init, *net, hugging_face_map(config));
+  return net;
+}
+
+template <class Model, class Config>
+int train(const Options& o, const Config& config) {
   const examples::Ranks ranks("gpt2", o.dp, o.device);
   const mt::Device device = ranks.device();
   mt::set_deterministic(o.deterministic);
-  const gpt2::Data data(o.data, o.model.context, o.out);
-  o.model.vocabulary = data.padded_vocabulary();
+  const gpt2::Data data(o.data, o.context, o.out);
+  const std::unique_ptr<Model> made = make_model<Model>(o, config, data);
+  Model& net = *made;
   const std::int64_t batch = ranks.share("a --batch", o.batch);
   mt::io::DataLoader loader(data.train, {.batch_size = batch,
                                          .shuffle = true,
@@ -167,8 +118,6 @@ int train(Options o) {
                                                   .shard_count = ranks.size(),
                                                   .even_shards = false});
 
-  mt::manual_seed(o.seed);
-  gpt2::Gpt2 net(o.model);
   net.to(device);
   std::optional<mt::distributed::DataParallel> dp;
   if (o.dp) {
@@ -183,7 +132,7 @@ int train(Options o) {
       .model = &net, .optimizers = {&opt}, .scaler = &scaler, .loader = &loader};
   if (o.resume) resume(state, o, ranks);
   if (ranks.first())
-    std::printf("GPT-2: %.1f M parameters, %lld tokens in %lld windows, %s on %s\n",
+    std::printf("%s: %.1f M parameters, %lld tokens in %lld windows, %s on %s\n", o.model.c_str(),
                 static_cast<double>(net.parameter_count()) / 1e6,
                 static_cast<long long>(data.tokens()), static_cast<long long>(data.train.size()),
                 o.precision.c_str(), o.device.c_str());
@@ -252,12 +201,16 @@ int train(Options o) {
   const double seconds =
       std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
   const auto trained =
-      static_cast<double>((state.step - first) * o.accumulate * o.batch * o.model.context);
+      static_cast<double>((state.step - first) * o.accumulate * o.batch * o.context);
   const mt::MemoryStats memory = mt::memory_stats(device);
   std::printf("\nTokens/s      %.0f\n%sPeak memory   %.1f MiB reserved\nCheckpoint    %s\n",
               trained / seconds, communication.c_str(),
               static_cast<double>(memory.reserved_peak) / 1048576,
               mt::io::latest_checkpoint(o.out).value_or("none").c_str());
+  if (!o.save_weights.empty()) {
+    mt::io::save_weights(o.save_weights, net, hugging_face_map(net.config));
+    std::printf("Weights       %s\n", o.save_weights.c_str());
+  }
   if (o.sample > 0) {
     net.eval();
     const auto amp = autocast(o);
@@ -269,9 +222,10 @@ int train(Options o) {
 }
 
 int main(int argc, char** argv) {
-  const Options options = parse(argc, argv);
+  const Options o = gpt2::parse(argc, argv);
   try {
-    return train(options);
+    return o.model == "llama" ? train<llama::Llama>(o, llama_config(o))
+                              : train<gpt2::Gpt2>(o, gpt2_config(o));
   } catch (const std::exception& e) {
     std::fprintf(stderr, "gpt2: %s\n", e.what());
     return 1;

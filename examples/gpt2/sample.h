@@ -1,6 +1,8 @@
 // Sampling from a language model, one token at a time.
 #pragma once
 
+#include <mixtape.h>
+
 #include <algorithm>
 #include <cmath>
 #include <cstdint>
@@ -8,10 +10,11 @@
 #include <string>
 #include <vector>
 
-#include "examples/gpt2/gpt2.h"
 #include "io/tokenizer.h"
 
 namespace gpt2 {
+
+namespace mt = mixtape;
 
 struct SampleOptions {
   std::int64_t tokens = 300;
@@ -33,21 +36,22 @@ inline std::int32_t draw(const std::vector<float>& logits, std::int64_t vocabula
 }
 
 /// `prompt` and what the model goes on with. The window moves when the context is full.
-inline std::string sample(Gpt2& net, const mt::io::Tokenizer& tokenizer, const std::string& prompt,
-                          const SampleOptions& options) {
+template <class Model>
+std::string sample(Model& net, const mt::io::Tokenizer& tokenizer, const std::string& prompt,
+                   const SampleOptions& options) {
   const mt::InferenceMode inference;
   std::mt19937_64 random(options.seed);
   std::vector<std::int32_t> ids = tokenizer.encode(prompt);
   MT_CHECK(!ids.empty(), "sample: expected a prompt of at least one token, got none");
+  const mt::Device device = net.parameters().front().device();
   for (std::int64_t i = 0; i < options.tokens; ++i) {
     const auto length =
         std::min<std::int64_t>(static_cast<std::int64_t>(ids.size()), net.config.context);
     const mt::Tensor window =
         mt::from_span(std::span<const std::int32_t>(ids).last(static_cast<std::size_t>(length)),
                       {1, length})
-            .to(net.wte.weight.device());
-    const mt::Tensor last = net.features(window).select(1, length - 1);  // (1, C)
-    const mt::Tensor logits = mt::linear(last, net.wte.weight);          // (1, V)
+            .to(device);
+    const mt::Tensor logits = net.head(net.features(window).select(1, length - 1));  // (1, V)
     ids.push_back(
         draw(logits.to_vector<float>(), tokenizer.vocab_size(), options.temperature, random));
   }

@@ -1,9 +1,10 @@
 #!/usr/bin/env python3
 """Runs the GPT-2 example as a user would: gpt2_test.py BINARY options|training|profile.
 
-`options`: bad options end with one line on stderr and exit code 2. `training`: a small model learns a text
-of one repeated sentence in each precision until its sample repeats words of it; a run that is stopped half
-way and resumed ends with the loss of one that was not. `profile`: the trace is strict JSON and names ops.
+`options`: bad options end with one line on stderr and exit code 2. `training`: small models, GPT-2 in each
+precision and the Llama-style one, learn a text of one repeated sentence until their samples repeat words of
+it; weights that are exported are where a run with --init starts; a run that is stopped half way and resumed
+ends with the loss of one that was not. `profile`: the trace is strict JSON and names ops.
 """
 import json
 import pathlib
@@ -13,8 +14,11 @@ import sys
 import tempfile
 
 SENTENCE = "the quick brown fox jumps over the lazy dog\n"
-MODEL = ["--layers", "2", "--heads", "2", "--channels", "64", "--context", "48", "--batch", "8", "--lr", "0.005",
-         "--device", "cpu"]
+COMMON = ["--heads", "2", "--context", "48", "--batch", "8", "--device", "cpu"]
+SIZES = ["--layers", "2", "--channels", "64"]
+MODEL = [*COMMON, *SIZES, "--lr", "0.005"]
+RUNS = [("gpt2", "fp32", []), ("gpt2", "bf16", []), ("gpt2", "fp16", []),
+        ("llama", "bf16", ["--kv-heads", "1", "--recompute"])]
 
 
 def run(binary, *arguments):
@@ -23,8 +27,14 @@ def run(binary, *arguments):
 
 
 def check_options(binary, folder):
+    given = ["--text", __file__]
     for arguments, text in ((["--bogus"], "--bogus"), ([], "--text and --tokens"), (["--text", "/nonexistent"], "/nonexistent"),
-                            (["--text", __file__, "--precision", "int8"], "int8"), (["--text", __file__, "--steps", "0"], "0")):
+                            ([*given, "--precision", "int8"], "int8"), ([*given, "--steps", "0"], "0"),
+                            ([*given, "--model", "bert"], "bert"), ([*given, "--kv-heads", "2"], "--kv-heads"),
+                            ([*given, "--model", "llama", "--dropout", "0.1"], "--dropout"),
+                            ([*given, "--init", __file__], "--heads"), ([*given, "--init", "/nonexistent"], "/nonexistent"),
+                            ([*given, "--init", __file__, "--heads", "2", "--layers", "2"], "--layers"),
+                            ([*given, "--export", "/nonexistent/w.safetensors"], "/nonexistent")):
         result = run(binary, *arguments)
         lines = result.stderr.splitlines()
         if result.returncode != 2 or len(lines) != 1 or text not in lines[0] or result.stdout:
@@ -58,23 +68,34 @@ def check_profile(binary, folder):
             yield f"profile: expected {expected} in the trace"
 
 
+def check_run(binary, folder, text, model, precision, more):
+    """Trains, samples, exports; then starts from what was exported, with a rate too small to move it far."""
+    name, out = f"{model} {precision}", folder / f"{model}-{precision}"
+    weights = folder / f"{model}-{precision}.safetensors"
+    start = [binary, "--text", str(text), "--model", model, "--precision", precision, "--out"]
+    result = run(*start, str(out), *MODEL, *more, "--steps", "120", "--accumulate", "2", "--prompt", "the quick ",
+                 "--sample", "80", "--temperature", "0.1", "--export", str(weights))
+    if result.returncode != 0:
+        yield f"{name}: {result}"
+        return
+    loss = last_loss(result.stdout, 120)
+    if loss is None or not loss < 0.2:
+        yield f"{name}: expected a validation loss below 0.2, got {loss}"
+    if "brown fox" not in result.stdout.split("Sample")[-1]:
+        yield f"{name}: expected the sample to go on with 'brown fox', got {result.stdout[-200:]!r}"
+    if not list(out.glob("checkpoint-*.safetensors")):
+        yield f"{name}: no checkpoint in {out}"
+    again = run(*start, str(out) + "-init", *COMMON, "--init", str(weights), "--steps", "1", "--lr", "1e-9", "--sample", "0")
+    found = last_loss(again.stdout, 1)
+    if found is None or abs(found - loss) > 1e-3 * loss:
+        yield f"{name}: expected --init to start from the exported weights' loss {loss}, got {found}: {again.stderr}"
+
+
 def check_training(binary, folder):
     text = folder / "text.txt"
     text.write_text(SENTENCE * 400)
-    for precision in ("fp32", "bf16", "fp16"):
-        out = folder / precision
-        result = run(binary, "--text", str(text), *MODEL, "--steps", "120", "--accumulate", "2", "--precision", precision,
-                     "--out", str(out), "--prompt", "the quick ", "--sample", "80", "--temperature", "0.1")
-        if result.returncode != 0:
-            yield f"{precision}: {result}"
-            continue
-        loss = last_loss(result.stdout, 120)
-        if loss is None or not loss < 0.2:
-            yield f"{precision}: expected a validation loss below 0.2, got {loss}"
-        if "brown fox" not in result.stdout.split("Sample")[-1]:
-            yield f"{precision}: expected the sample to go on with 'brown fox', got {result.stdout[-200:]!r}"
-        if not list(out.glob("checkpoint-*.safetensors")):
-            yield f"{precision}: no checkpoint in {out}"
+    for model, precision, more in RUNS:
+        yield from check_run(binary, folder, text, model, precision, more)
     common = [binary, "--text", str(text), *MODEL, "--precision", "bf16", "--dropout", "0.1", "--sample", "0",
               "--eval-every", "20", "--save-every", "20"]
     whole = run(*common, "--steps", "40", "--out", str(folder / "whole"))
