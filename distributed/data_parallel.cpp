@@ -112,7 +112,10 @@ DataParallel::~DataParallel() = default;
 
 const std::vector<GradientBucket>& DataParallel::buckets() const { return reducer_->buckets(); }
 
-void DataParallel::set_bucket_sizes(const BucketSizes& sizes) { reducer_->set_bucket_sizes(sizes); }
+void DataParallel::set_bucket_sizes(const BucketSizes& sizes) {
+  reducer_->end_tuning();
+  reducer_->set_bucket_sizes(sizes);
+}
 
 void DataParallel::check_parameters() { check_values(group_, compared_); }
 
@@ -138,6 +141,7 @@ std::string DataParallel::summary() {
   std::string text =
       format("Data parallel  %d ranks, %.1f MiB of gradients in %d buckets\n", group_.size(),
              static_cast<double>(s.gradient_bytes) / kMega, s.buckets);
+  if (!reducer_->tuning().empty()) text += "Bucket sizes   " + reducer_->tuning() + "\n";
   if (s.steps > 0)
     text +=
         format("Efficiency     %.1f %% (%.2f ms of a step of %.2f ms waited for communication)\n",

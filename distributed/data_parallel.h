@@ -49,6 +49,10 @@ enum class Unused : std::uint8_t {
 
 struct DataParallelOptions {
   BucketSizes buckets = {};
+  /// The first synchronised passes try other sizes, and all ranks keep those for which backward
+  /// waits least. Not where `buckets` is given or makes no difference, alone, in deterministic mode
+  /// or once a step is captured.
+  bool tune_buckets = true;
   Reduce reduce = Reduce::full;
   CommHook comm_hook = {};  // in place of `reduce`
   Unused unused = Unused::error;
@@ -101,8 +105,8 @@ class DataParallel {
 
   const Communicator& group() const { return group_; }
   const std::vector<GradientBucket>& buckets() const;
-  /// Other buckets over the same gradients, on every rank, between backward passes. Throws once a
-  /// step was captured.
+  /// Other buckets over the same gradients, on every rank, between backward passes; ends tuning.
+  /// Throws once a step was captured.
   void set_bucket_sizes(const BucketSizes& sizes);
 
   /// Throws on every rank, with the first difference and who has what, unless all ranks hold the
@@ -111,9 +115,9 @@ class DataParallel {
   void check_parameters();
 
   CommunicationStatistics statistics() const;
-  /// Three lines for the end of a run: ranks and buckets, scaling efficiency (the share of a step
-  /// not spent on waiting for communication) and the bus bandwidth of an all-reduce of the largest
-  /// bucket by itself, measured now. Every rank calls it.
+  /// Lines for the end of a run: ranks and buckets, sizes that were tried, scaling efficiency (the
+  /// share of a step not spent on waiting for communication) and the bus bandwidth of an all-reduce
+  /// of the largest bucket by itself, measured now. Every rank calls it.
   std::string summary();
 
  private:

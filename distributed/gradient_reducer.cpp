@@ -4,6 +4,7 @@
 #include <utility>
 
 #include "engine/backward.h"
+#include "engine/determinism.h"
 #include "engine/grad_mode.h"
 #include "engine/graph_recorder.h"
 #include "engine/node.h"
@@ -22,13 +23,19 @@ void WaitClock::begin() {
 
 void WaitClock::end() {
   if (device_.is_cpu()) {
-    if (first_) return;
-    exposed_seconds_ +=
-        std::chrono::duration<double>(std::chrono::steady_clock::now() - began_).count();
+    last_ = std::chrono::duration<double>(std::chrono::steady_clock::now() - began_).count();
+    if (!first_) exposed_seconds_ += last_;
   } else if (event_began_) {
-    if (!first_) open_.emplace_back(*event_began_, Event(Stream::current(device_), true));
+    last_events_.emplace(*event_began_, Event(Stream::current(device_), true));
+    if (!first_) open_.push_back(*last_events_);
     event_began_.reset();
   }
+}
+
+double WaitClock::last() const {
+  if (!last_events_) return last_;
+  last_events_->second.synchronize();
+  return last_events_->first.elapsed_ms(last_events_->second) / 1000;
 }
 
 void WaitClock::end_step() {
@@ -60,6 +67,17 @@ GradientReducer::GradientReducer(std::vector<Tensor> parameters, std::vector<Ten
       clock_(parameters.at(0).device()) {
   for (Tensor& p : parameters) parameters_.push_back({std::move(p)});
   set_bucket_sizes(options_.buckets);
+  if (!options_.tune_buckets || options_.buckets != BucketSizes{} || group_.size() == 1 ||
+      deterministic())
+    return;
+  std::vector<BucketSizes> candidates = BucketTuner::candidates(tensors(), options_.buckets);
+  if (candidates.size() > 1) tuner_.emplace(std::move(candidates));
+}
+
+std::vector<Tensor> GradientReducer::tensors() const {
+  std::vector<Tensor> all;
+  for (const Parameter& p : parameters_) all.push_back(p.tensor);
+  return all;
 }
 
 void GradientReducer::attach() {
@@ -73,9 +91,7 @@ void GradientReducer::attach() {
 void GradientReducer::set_bucket_sizes(const BucketSizes& sizes) {
   MT_CHECK(!in_pass_, "DataParallel: buckets cannot change during a backward pass");
   MT_CHECK(!frozen_, "DataParallel: buckets cannot change after a step was captured");
-  std::vector<Tensor> tensors;
-  for (const Parameter& p : parameters_) tensors.push_back(p.tensor);
-  buckets_ = make_gradient_buckets(tensors, sizes);
+  buckets_ = make_gradient_buckets(tensors(), sizes);
   clear_padding(buckets_);
   for (std::size_t b = 0; b < buckets_.size(); ++b) {
     for (const Tensor& t : buckets_[b].parameters) {
@@ -133,6 +149,10 @@ void GradientReducer::on_gradient(std::size_t i) {
 
 /// A graph repeats the all-reduces of this moment, so what the host would decide must not change.
 void GradientReducer::note_capture() {
+  if (tuner_ && !in_pass_) {  // no time to find the best
+    tuner_.reset();
+    set_bucket_sizes(options_.buckets);
+  }
   frozen_ = true;
   if (std::exchange(recorder_, graph_recorder->id()) == graph_recorder->id()) return;
   MT_CHECK(options_.unused != Unused::find,
@@ -211,6 +231,7 @@ void GradientReducer::complete_pass() {
   broken_ = false;
   MT_CHECK(fault.empty(), "DataParallel: ", fault);
   make_valid_where_used();
+  if (tuner_ && active_ == group_.size()) tune();
   if (check_every_ > 0 && graph_recorder == nullptr && ++passes_ % check_every_ == 0) check_();
 }
 
@@ -234,6 +255,24 @@ void GradientReducer::wait() {
   }
   started_.clear();
   for (Work& work : std::exchange(buffer_works_, {})) work.wait();
+}
+
+void GradientReducer::tune() {
+  if (!tuner_->note(clock_.last())) return;
+  if (!tuner_->done()) return set_bucket_sizes(tuner_->current());
+  const Device device = parameters_[0].tensor.device();
+  const auto n = static_cast<std::int64_t>(tuner_->results().size());
+  const Tensor results = from_vector(tuner_->results(), {n}).to(device);
+  results.set_name("bucket sizes");
+  // The rank that comes last waits for communication alone, the others for it as well.
+  group_.all_reduce(results, ReduceOp::min);
+  group_.broadcast(results, 0);
+  const std::vector<double> seconds = results.to_vector<double>();
+  const std::size_t chosen = BucketTuner::choose(seconds);
+  tuning_ = tuner_->report(seconds, chosen);
+  const BucketSizes sizes = tuner_->candidate(chosen);
+  tuner_.reset();
+  set_bucket_sizes(sizes);
 }
 
 // ---- unused parameters -------------------------------------------------------------------------

@@ -9,6 +9,7 @@
 #include <string>
 #include <vector>
 
+#include "distributed/bucket_tuner.h"
 #include "distributed/data_parallel.h"
 #include "engine/stream.h"
 
@@ -23,6 +24,8 @@ class WaitClock {
   void end();
   /// After the last end(): a step is over.
   void end_step();
+  /// Seconds between the last begin() and end(). Waits for the device.
+  double last() const;
   std::int64_t steps() const { return steps_; }
   double step_seconds() const { return step_seconds_; }  // of all steps()
   double exposed_seconds() const { return exposed_seconds_; }
@@ -32,6 +35,8 @@ class WaitClock {
   void collect();
   Device device_;
   Time began_, last_step_;
+  double last_ = 0;
+  std::optional<std::pair<Event, Event>> last_events_;
   std::optional<Event> event_began_;
   std::vector<std::pair<Event, Event>> open_;  // on the device, not read yet
   bool first_ = true;
@@ -46,9 +51,12 @@ class GradientReducer : public std::enable_shared_from_this<GradientReducer> {
   /// Registers the hooks that drive it.
   void attach();
 
+  void end_tuning() { tuner_.reset(); }
   void set_bucket_sizes(const BucketSizes& sizes);
   const std::vector<GradientBucket>& buckets() const { return buckets_; }
   const WaitClock& clock() const { return clock_; }
+  /// What the tuner found; empty before it is done, and without one.
+  const std::string& tuning() const { return tuning_; }
   /// Run after every check_every-th synchronised pass.
   void set_check(int every, Function<void()> check);
 
@@ -82,6 +90,8 @@ class GradientReducer : public std::enable_shared_from_this<GradientReducer> {
   void agree_on_use(std::string& fault);
   void make_valid_where_used();
   void wait();
+  void tune();
+  std::vector<Tensor> tensors() const;
   std::string unused_text(const std::vector<std::int32_t>& ranks_using) const;
 
   std::vector<Parameter> parameters_;
@@ -102,6 +112,8 @@ class GradientReducer : public std::enable_shared_from_this<GradientReducer> {
   int active_, buffer_root_ = 0;
   int check_every_ = 0, passes_ = 0;
   Function<void()> check_;
+  std::optional<BucketTuner> tuner_;
+  std::string tuning_;
   WaitClock clock_;
 };
 

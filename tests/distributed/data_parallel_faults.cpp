@@ -9,8 +9,6 @@
 namespace mixtape::testing {
 namespace {
 
-constexpr std::int64_t kRows = 16;
-
 void train(Branches& net, int steps, bool use_b) {
   optim::Sgd opt(net.parameters(), {.lr = 0.1f});
   for (int step = 0; step < steps; ++step) {

@@ -1,11 +1,18 @@
 #!/usr/bin/env python3
 """data_parallel_faults_test.py MPIEXEC DATA_PARALLEL_FAULTS: runs that go wrong on one of two ranks. Every rank must
 end, with a non-zero code and within the timeout, and the output must name the rank and what it did or lacked."""
+import os
 import subprocess
 import sys
 import time
 
-TIMEOUT = 4  # seconds; MIXTAPE_TIMEOUT_S
+TIMEOUT = 4  # seconds
+# Two ranks on any machine, also for root in a container.
+ENVIRONMENT = {
+    **os.environ, "MIXTAPE_TIMEOUT_S": str(TIMEOUT), "OMPI_ALLOW_RUN_AS_ROOT": "1",
+    "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1", "OMPI_MCA_rmaps_base_oversubscribe": "1",
+    "PRTE_MCA_rmaps_default_mapping_policy": ":oversubscribe",
+}
 SLACK = 40   # a busy machine starts processes slowly
 FAULTS = {
     # One rank has fewer batches and no Join: the others wait in an all-reduce for a rank that waits at its end.
@@ -21,7 +28,7 @@ def check(mpiexec, program, fault, texts):
     start = time.monotonic()
     try:
         result = subprocess.run([mpiexec, "-n", "2", program, fault], capture_output=True, text=True,
-                                timeout=TIMEOUT + SLACK, stdin=subprocess.DEVNULL)
+                                timeout=TIMEOUT + SLACK, stdin=subprocess.DEVNULL, env=ENVIRONMENT)
     except subprocess.TimeoutExpired as hung:
         yield f"{fault}: expected an end within {TIMEOUT + SLACK} s, got none: {hung.stderr}"
         return

@@ -13,19 +13,13 @@
 
 #include "distributed/data_parallel.h"
 #include "distributed/process_group.h"
-#include "tests/support/devices.h"
 
 namespace mixtape::testing {
 
-/// All ranks of the test; joins them at the first call. Ranks may share a GPU.
-inline distributed::Communicator world() {
-  using distributed::DeviceChoice;
-  if (!distributed::initialized()) {
-    const DeviceChoice device = chosen_device() == "cuda" ? DeviceChoice::cuda : DeviceChoice::cpu;
-    distributed::init({.timeout = 60, .device = device, .share_devices = true});
-  }
-  return distributed::world();
-}
+using distributed::world;
+
+constexpr std::int64_t kRows = 16;  // of a whole batch: parts of 1, 2 and 4 ranks are equal
+constexpr distributed::BucketSizes kTiny{.first = 1, .rest = 1};
 
 struct Mlp : nn::Module<Mlp> {
   nn::Linear in{6, 40}, mid{40, 40}, out{40, 5};
@@ -59,6 +53,25 @@ struct Branches : nn::Module<Branches> {
   Tensor forward(const Tensor& x, bool use_a, bool use_b) {  // (B, 6) -> (B, 5)
     if (use_a && use_b) return a(x) + b(x);
     return use_a ? a(x) : b(x);
+  }
+};
+
+/// Adds its inputs up in a buffer, as running statistics do.
+struct Counting : nn::Module<Counting> {
+  nn::Linear out{6, 5};
+  Tensor total = zeros({1});
+  Counting() {
+    add("out", out);
+    add_buffer("total", total);
+  }
+  Tensor forward(const Tensor& x) {
+    const NoGrad no_grad;
+    total.add_(sum(x).reshape({1}));
+    return {};
+  }
+  Tensor run(const Tensor& x) {
+    (*this)(x);
+    return out(x);
   }
 };
 
@@ -112,6 +125,11 @@ inline std::vector<std::vector<double>> values_of(const nn::ModuleBase& model) {
   for (const nn::NamedTensor& n : model.state_dict()) all.push_back(n.tensor.to_vector<double>());
   return all;
 }
+
+inline Tensor loss(const Tensor& logits, const Batch& b) { return cross_entropy(logits, b.y); }
+
+inline bool first_rank() { return world().rank() == 0; }
+inline bool last_rank() { return world().rank() == world().size() - 1; }
 
 /// Every number within `tolerance` of the largest in its tensor; 0: equal.
 inline void expect_near(const std::vector<std::vector<double>>& got,

@@ -14,8 +14,6 @@ using distributed::DataParallel;
 using distributed::DataParallelOptions;
 using distributed::Reduce;
 
-bool last_rank() { return world().rank() == world().size() - 1; }
-
 /// One parameter; its gradient is what loss() is given.
 struct Probe : nn::Module<Probe> {
   Tensor w;

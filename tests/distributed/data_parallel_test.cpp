@@ -14,13 +14,10 @@ namespace {
 using distributed::DataParallel;
 using distributed::DataParallelOptions;
 
-constexpr std::int64_t kRows = 16;  // of a whole batch: parts of 1, 2 and 4 ranks are equal
-const distributed::BucketSizes kTiny{.first = 1, .rest = 1};
-
 /// Mean cross-entropy over the rows, so that the mean of the parts' gradients is the whole batch's.
 template <class M>
-Tensor loss(M& model, const Batch& b) {
-  return cross_entropy(model(b.x), b.y);
+Tensor loss_of(M& model, const Batch& b) {
+  return loss(model(b.x), b);
 }
 
 /// In float64, where rounding hides nothing.
@@ -32,8 +29,8 @@ void expect_descent_equal(std::int64_t features, int steps, const DataParallelOp
   DataParallel dp(*model, world(), options);
   for (int step = 0; step < steps; ++step) {
     const Batch whole = batch(step, kRows, features, Dtype::f64);
-    loss(*alone, whole).backward();
-    loss(*model, my_part(whole)).backward();
+    loss_of(*alone, whole).backward();
+    loss_of(*model, my_part(whole)).backward();
     descend(*alone, 0.2);
     descend(*model, 0.2);
   }
@@ -93,7 +90,7 @@ TEST(DataParallel, BucketsDoNotChangeTheAverages) {
     DataParallel dp(*model, world(), {.buckets = sizes});
     EXPECT_EQ(dp.buckets().size(), sizes == kTiny ? 6u : sizes.rest == 5000 ? 4u : 1u);
     const Batch b = my_part(batch(0, kRows, 6));
-    loss(*model, b).backward();
+    loss_of(*model, b).backward();
     results.push_back(gradients_of(*model));
   }
   // Ranks' terms may be added in another order when the bucket has another size.
@@ -128,7 +125,7 @@ TEST(DataParallel, TwoRunsAreBitIdenticalInDeterministicMode) {
     DataParallel dp(*model, world(), {.buckets = {.first = 512, .rest = 4096}});
     optim::AdamW opt(model->parameters());
     for (int step = 0; step < 20; ++step) {
-      loss(*model, my_part(batch(step, kRows, 6))).backward();
+      loss_of(*model, my_part(batch(step, kRows, 6))).backward();
       opt.step();
       opt.zero_grad();
     }

@@ -1,6 +1,9 @@
-// What differs between ranks or passes: unused parameters, accumulation, uneven inputs, other
-// buckets on the way, and ranks that began or went apart.
+// What differs between ranks or passes: unused parameters, accumulation, uneven inputs, and other
+// buckets on the way.
 #include "distributed/data_parallel.h"
+
+#include <set>
+
 #include "distributed/parameter_check.h"
 #include "engine/node.h"
 #include "tests/distributed/data_parallel_models.h"
@@ -11,33 +14,6 @@ namespace {
 
 using distributed::DataParallel;
 using distributed::Unused;
-
-constexpr std::int64_t kRows = 16;
-const distributed::BucketSizes kTiny{.first = 1, .rest = 1};
-
-bool first_rank() { return world().rank() == 0; }
-bool last_rank() { return world().rank() == world().size() - 1; }
-
-Tensor loss(const Tensor& logits, const Batch& b) { return cross_entropy(logits, b.y); }
-
-/// Adds its inputs up in a buffer, as running statistics do.
-struct Counting : nn::Module<Counting> {
-  nn::Linear out{6, 5};
-  Tensor total = zeros({1});
-  Counting() {
-    add("out", out);
-    add_buffer("total", total);
-  }
-  Tensor forward(const Tensor& x) {
-    const NoGrad no_grad;
-    total.add_(sum(x).reshape({1}));
-    return {};
-  }
-  Tensor run(const Tensor& x) {
-    (*this)(x);
-    return out(x);
-  }
-};
 
 // ---- unused parameters (CASES 72) --------------------------------------------------------------
 
@@ -165,6 +141,42 @@ TEST(DataParallelNoSync, OtherBucketsAfterAStepLoseNoMicroBatch) {
   expect_near(gradients_of(*model), gradients_of(*alone), rounding(3 * kRows + 40));
 }
 
+// ---- bucket sizes chosen by measuring
+// ------------------------------------------------------------
+
+TEST(DataParallelTuning, RanksTrySizesAndAgree) {
+  struct Wide : nn::Module<Wide> {
+    nn::Linear a{6, 400}, b{400, 700}, c{700, 600}, d{600, 5};
+    Wide() {
+      add("a", a);
+      add("b", b);
+      add("c", c);
+      add("d", d);
+    }
+    Tensor forward(const Tensor& x) { return d(relu(c(relu(b(relu(a(x))))))); }
+  };
+  const auto model = make<Wide>(1), alone = make<Wide>(1);
+  DataParallel dp(*model, world());
+  std::set<std::size_t> tried;
+  for (int pass = 0; pass < 20; ++pass) {  // 2.8 MiB: at most 2 MiB in a bucket, or all in two
+    const Batch whole = batch(pass, kRows, 6), mine = my_part(whole);
+    tried.insert(dp.buckets().size());
+    loss((*model)(mine.x), mine).backward();
+    if (pass % 7 == 0) {
+      loss((*alone)(whole.x), whole).backward();
+      expect_near(gradients_of(*model), gradients_of(*alone), rounding(kRows + 700));
+    }
+    model->zero_grad();
+    alone->zero_grad();
+  }
+  std::vector<nn::NamedTensor> buckets;
+  for (const auto& b : dp.buckets()) buckets.push_back({b.gradients.name(), b.gradients});
+  distributed::check_same_tensors(world(), "buckets", buckets, false);
+  const bool reported = dp.summary().find("(chosen)") != std::string::npos;
+  EXPECT_EQ(reported, world().size() > 1);
+  EXPECT_EQ(tried.size(), world().size() > 1 ? 2u : 1u);
+}
+
 // ---- uneven inputs (CASES 70) ------------------------------------------------------------------
 
 /// Rank r has 5 - r batches.
@@ -220,146 +232,6 @@ TEST(DataParallelJoin, BackwardIsForRanksWithoutABatch) {
   EXPECT_TRUE(join.more(true));
   expect_error([&] { join.backward(); }, "told more() that they have no batch");
   EXPECT_FALSE(join.more(false));
-}
-
-// ---- equal starts, and ranks that go apart (CASES 83) -------------------------------------------
-
-TEST(DataParallelStart, ParametersAndBuffersAreRankZerosAndStaySo) {
-  const auto model = make<Counting>(static_cast<std::uint64_t>(world().rank()) + 1);
-  model->total.fill_(world().rank() + 5.0);
-  DataParallel dp(*model, world());
-  const auto first = make<Counting>(1);
-  EXPECT_EQ(model->out.weight.to_vector<float>(), first->out.weight.to_vector<float>());
-  EXPECT_EQ(model->total.item<float>(), 5.0f);
-  optim::Sgd opt(model->parameters(), {.lr = 0.1f, .momentum = 0.9f});
-  double rank_zeros = 5;
-  for (int step = 0; step < 100; ++step) {
-    const Batch whole = batch(step, kRows, 6), b = my_part(whole);
-    rank_zeros += sum(part(whole, 0, world().size()).x).item<double>();
-    loss(model->run(b.x), b).backward();
-    opt.step();
-    opt.zero_grad();
-    if (step == 0 || step == 99) dp.check_parameters();  // buffers too
-  }
-  EXPECT_NEAR(model->total.item<double>(), rank_zeros,
-              100 * kRows * 6 * unit_roundoff(Dtype::f32) * 100);
-}
-
-TEST(DataParallelStart, DifferentModelsAreAnErrorOnEveryRank) {
-  if (world().size() == 1) GTEST_SKIP() << "one rank differs from nobody";
-  nn::Linear shape(6, first_rank() ? 5 : 4);
-  expect_error([&] { DataParallel dp(shape, world()); }, "weight");
-  nn::Linear half(6, 5);
-  if (last_rank()) half.to(Dtype::bf16);
-  expect_error([&] { DataParallel dp(half, world()); }, "weight");
-  nn::Linear frozen(6, 5);
-  if (last_rank()) frozen.weight.set_requires_grad(false);
-  expect_error([&] { DataParallel dp(frozen, world()); }, "weight");
-  nn::Linear count(6, 5, {.bias = first_rank()});
-  expect_error([&] { DataParallel dp(count, world()); }, "DataParallel: parameters and buffers");
-}
-
-TEST(DataParallelStart, CheckSyncFindsTheParameterThatDrifted) {
-  const auto model = make<Mlp>(7);
-  DataParallel dp(*model, world(), {.check_sync_every = 2});
-  const Batch b = my_part(batch(0, kRows, 6));
-  const auto pass = [&] {
-    loss((*model)(b.x), b).backward();
-    model->zero_grad();
-  };
-  pass();
-  pass();  // compared: equal
-  if (last_rank() && world().size() > 1) {
-    const NoGrad no_grad;
-    model->mid.bias.slice(0, 3, 4).add_(1e-3);
-  }
-  pass();
-  if (world().size() == 1) return pass();
-  expect_error(pass, "mid.bias");
-}
-
-// ---- models of other kinds ---------------------------------------------------------------------
-
-TEST(DataParallelModels, FrozenParametersTakeNoPart) {
-  const auto model = make<Branches>(8), alone = make<Branches>(8);
-  for (Branches* m : {model.get(), alone.get()}) {
-    m->b.weight.set_requires_grad(false);
-    m->b.bias.set_requires_grad(false);
-  }
-  DataParallel dp(*model, world());
-  const Batch whole = batch(0, kRows, 6), mine = my_part(whole);
-  loss((*model)(mine.x, true, true), mine).backward();
-  loss((*alone)(whole.x, true, true), whole).backward();
-  EXPECT_FALSE(model->b.weight.grad().defined());
-  expect_near(gradients_of(*model), gradients_of(*alone), rounding(2 * kRows));
-}
-
-TEST(DataParallelModels, SeveralOptimizersAndGroupsShareTheBuckets) {
-  const auto model = make<Mlp>(9), alone = make<Mlp>(9);
-  struct Optimizers {
-    optim::AdamW weights;
-    optim::Sgd biases;
-    explicit Optimizers(Mlp& m)
-        // A large eps, or Adam would make much of the rounding of gradients near 0.
-        : weights({m.out.weight, m.in.weight}, {.lr = 1e-2f, .eps = 1e-2f}),
-          biases({m.in.bias, m.mid.bias, m.out.bias}, {.lr = 1e-1f}) {
-      weights.add_group({m.mid.weight}, {.lr = 3e-3f, .eps = 1e-2f});
-    }
-  };
-  Optimizers before(*model), reference(*alone);  // so gradients lie in three buffers
-  DataParallel dp(*model, world(), {.buckets = {.first = 1000, .rest = 1000}});
-  for (int step = 0; step < 6; ++step) {
-    const Batch whole = batch(step, kRows, 6), mine = my_part(whole);
-    loss((*model)(mine.x), mine).backward();
-    loss((*alone)(whole.x), whole).backward();
-    for (optim::Optimizer* o : std::initializer_list<optim::Optimizer*>{
-             &before.weights, &before.biases, &reference.weights, &reference.biases}) {
-      o->step();
-      o->zero_grad();
-    }
-  }
-  expect_near(values_of(*model), values_of(*alone), rounding((kRows + 64) * 6));
-}
-
-/// float32, bfloat16 and float64 parameters in one model.
-struct MixedDtypes : nn::Module<MixedDtypes> {
-  nn::Linear a{6, 8}, b{8, 8}, c{8, 5};
-  MixedDtypes() {
-    add("a", a);
-    add("b", b);
-    add("c", c);
-    b.to(Dtype::bf16);
-    c.to(Dtype::f64);
-  }
-  Tensor forward(const Tensor& x) { return c(b(a(x).to(Dtype::bf16)).to(Dtype::f64)); }
-};
-
-TEST(DataParallelModels, ParametersOfDifferentDtypes) {
-  manual_seed(10);
-  MixedDtypes model, alone;
-  model.to(world().device());
-  alone.to(world().device());
-  alone.load_state_dict(model.state_dict());
-  DataParallel dp(model, world(), {.buckets = kTiny});
-  alone.load_state_dict(model.state_dict());
-  const Batch whole = batch(0, kRows, 6), mine = my_part(whole);
-  loss(model(mine.x), mine).backward();
-  loss(alone(whole.x), whole).backward();
-  EXPECT_EQ(model.b.weight.grad().dtype(), Dtype::f32);
-  EXPECT_EQ(model.c.weight.grad().dtype(), Dtype::f64);
-  expect_near(gradients_of(model), gradients_of(alone), rounding(16, Dtype::bf16));
-}
-
-TEST(DataParallelModels, AfterAFailedBackwardTheRankIsOutOfStepAndSaysSo) {
-  const auto model = make<Mlp>(11);
-  DataParallel dp(*model, world(), {.comm_hook = [](auto&, auto&) -> distributed::Reduction {
-    MT_THROW("broken on purpose");
-  }});
-  const Batch b = my_part(batch(0, kRows, 6));
-  const auto pass = [&] { loss((*model)(b.x), b).backward(); };
-  expect_error(pass, "broken on purpose");
-  model->zero_grad();
-  expect_error(pass, "an earlier backward failed on this rank");
 }
 
 }  // namespace

@@ -4,6 +4,7 @@
 #include <gtest/gtest.h>
 #include <mixtape.h>
 
+#include "distributed/bucket_tuner.h"
 #include "engine/node.h"
 #include "tests/support/expect_error.h"
 
@@ -119,6 +120,33 @@ TEST(GradientBuckets, BadSizesAndMissingGradientsAreErrors) {
   attach_flat_gradients(parameters);
   testing::expect_error([&] { make_gradient_buckets(parameters, {.first = 0}); },
                         "at least 1 byte, got 0");
+}
+
+TEST(BucketTuner, TriesWhatDiffersAndTakesTheBestMedian) {
+  constexpr std::int64_t kMiB = 1 << 20;
+  std::vector<Tensor> parameters;
+  for (int i = 0; i < 12; ++i) parameters.push_back(parameter(std::to_string(i), kMiB / 4));
+  attach_flat_gradients(parameters);  // 12 MiB
+  const BucketSizes standard;
+  const std::vector<BucketSizes> sizes = BucketTuner::candidates(parameters, standard);
+  ASSERT_EQ(sizes.size(), 3u);  // 100 MiB is no other than 25
+  EXPECT_EQ(sizes[0], standard);
+  EXPECT_EQ(sizes[1].rest, 2 * kMiB);
+  EXPECT_EQ(sizes[2].rest, 8 * kMiB);
+  BucketTuner tuner(sizes);
+  const double seconds[3][7] = {{9, 9, 3, 3, 3, 3, 3},
+                                {9, 9, 1, 2, 99, 1, 99},  // warm-up and outliers do not count
+                                {0, 0, 4, 4, 0, 4, 0}};
+  for (std::size_t c = 0; c < 3; ++c) {
+    EXPECT_EQ(tuner.current(), sizes[c]);
+    for (int pass = 0; pass < 7; ++pass) EXPECT_EQ(tuner.note(seconds[c][pass]), pass == 6);
+    EXPECT_EQ(tuner.done(), c == 2);
+  }
+  EXPECT_EQ(tuner.results(), (std::vector<double>{3, 2, 4}));
+  EXPECT_EQ(BucketTuner::choose(tuner.results()), 1u);
+  EXPECT_EQ(BucketTuner::choose({1.0, 0.96, 2.0}), 0u);
+  EXPECT_EQ(tuner.report({0.003, 0.002, 0.004}, 1),
+            "25.0 MiB 3.00 ms, 2.0 MiB 2.00 ms (chosen), 8.0 MiB 4.00 ms");
 }
 
 }  // namespace

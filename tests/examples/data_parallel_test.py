@@ -28,8 +28,8 @@ RANKS = 2
 # Any number of ranks on any machine, also for root in a container; one thread for each rank.
 ENVIRONMENT = {
     "OMPI_ALLOW_RUN_AS_ROOT": "1", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1", "OMPI_MCA_rmaps_base_oversubscribe": "1",
-    "PRTE_MCA_rmaps_default_mapping_policy": ":oversubscribe", "MIXTAPE_CHECK_SYNC": "3", "MIXTAPE_NUM_THREADS": "1", "TERM": "dumb",
-    "OMP_NUM_THREADS": "1",
+    "PRTE_MCA_rmaps_default_mapping_policy": ":oversubscribe", "OMPI_MCA_btl_vader_single_copy_mechanism": "none",
+    "MIXTAPE_CHECK_SYNC": "3", "MIXTAPE_NUM_THREADS": "1", "OMP_NUM_THREADS": "1", "TERM": "dumb",
 }
 
 
