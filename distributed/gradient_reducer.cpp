@@ -80,7 +80,21 @@ std::vector<Tensor> GradientReducer::tensors() const {
   return all;
 }
 
+bool GradientReducer::holds(const Tensor& t) const {
+  return std::any_of(parameters_.begin(), parameters_.end(),
+                     [&](const Parameter& p) { return p.tensor.same(t); });
+}
+
 void GradientReducer::attach() {
+  static std::vector<std::weak_ptr<GradientReducer>> all;
+  std::erase_if(all, [](const auto& other) { return other.expired(); });
+  for (const auto& entry : all) {
+    const std::shared_ptr<GradientReducer> other = entry.lock();
+    for (const Parameter& p : parameters_)
+      MT_CHECK(!other->holds(p.tensor), "DataParallel: ", p.tensor.name(),
+               " is a parameter of another DataParallel already, which would average it twice");
+  }
+  all.push_back(weak_from_this());
   for (std::size_t i = 0; i < parameters_.size(); ++i) {
     parameters_[i].tensor.register_post_accumulate_hook([self = weak_from_this(), i](Tensor&) {
       if (const auto reducer = self.lock()) reducer->on_gradient(i);

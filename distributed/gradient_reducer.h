@@ -48,7 +48,7 @@ class GradientReducer : public std::enable_shared_from_this<GradientReducer> {
  public:
   GradientReducer(std::vector<Tensor> parameters, std::vector<Tensor> buffers, Communicator group,
                   DataParallelOptions options);
-  /// Registers the hooks that drive it.
+  /// Registers the hooks that drive it. Throws if another reducer has one of the parameters.
   void attach();
 
   void end_tuning() { tuner_.reset(); }
@@ -78,6 +78,7 @@ class GradientReducer : public std::enable_shared_from_this<GradientReducer> {
     bool used = true;      // has a gradient of this rank
     bool anywhere = true;  // of any rank
   };
+  bool holds(const Tensor& t) const;
   void on_gradient(std::size_t i);
   void note_capture();
   void before_replay(int no_sync) const;

@@ -53,6 +53,22 @@ TEST(DataParallelStart, DifferentModelsAreAnErrorOnEveryRank) {
   expect_difference(count, "DataParallel: parameters and buffers");
 }
 
+TEST(DataParallelStart, AParameterBelongsToOneWrapAtATime) {
+  const auto model = make<Branches>(1);
+  {
+    DataParallel whole(*model, world());
+    expect_error([&] { DataParallel part(model->b, world()); },
+                 "weight is a parameter of another DataParallel already");
+  }
+  DataParallel part(model->b, world());  // after the first one's end
+  const Batch b = my_part(batch(0, kRows, 6));
+  loss((*model)(b.x, true, true), b).backward();
+  const Tensor mine = model->a.weight.grad().clone();  // local now
+  const auto alone = make<Branches>(1);
+  loss((*alone)(b.x, true, true), b).backward();
+  EXPECT_EQ(mine.to_vector<float>(), alone->a.weight.grad().to_vector<float>());
+}
+
 TEST(DataParallelStart, CheckSyncFindsTheParameterThatDrifted) {
   const auto model = make<Mlp>(7);
   DataParallel dp(*model, world(), {.check_sync_every = 2});
