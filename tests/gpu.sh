@@ -3,20 +3,23 @@
 # benchmarks, and PyTorch beside them where it is installed; a short table comes last.
 #
 #   tests/gpu.sh --bundle BUILD DIR   gather a build's binaries into DIR, to carry to a GPU machine
-#   tests/gpu.sh DIR [part...]        run them there; parts: tests sanitize bench torch train (default: all but train)
+#   tests/gpu.sh DIR [part...]        run them there; parts: tests sanitize bench torch train parity (default: all but
+#                                     train and parity)
 #
 # A build to carry: cmake -B BUILD -DBUILD_SHARED_LIBS=ON -DMIXTAPE_NATIVE=OFF -DMIXTAPE_ONEDNN=OFF
-# -DMIXTAPE_MPI=OFF -DCMAKE_CUDA_ARCHITECTURES=90. Logs go to $OUT (default: DIR/out). SANITIZER_TOOLS and
-# SANITIZER_TESTS narrow the sanitize part: SANITIZER_TOOLS=racecheck SANITIZER_TESTS='kernels_re*'.
+# -DMIXTAPE_MPI=OFF -DCMAKE_CUDA_ARCHITECTURES=90; the parity part needs its target parity_train. Logs go to $OUT
+# (default: DIR/out). SANITIZER_TOOLS and SANITIZER_TESTS narrow the sanitize part: SANITIZER_TOOLS=racecheck
+# SANITIZER_TESTS='kernels_re*'.
 set -uo pipefail
 
 if [ "${1:-}" = --bundle ]; then
   build=$2 dir=$3
-  mkdir -p "$dir/tests" "$dir/bench" "$dir/lib" "$dir/examples"
+  mkdir -p "$dir/tests" "$dir/bench" "$dir/lib" "$dir/examples" "$dir/parity"
   find "$build" -maxdepth 1 -name 'libmixtape.so*' -exec cp -a {} "$dir/lib/" \;
   for binary in $(find "$build/tests" -type f -perm -u+x ! -name '*.so' ! -name '*.sh' ! -path '*/CMakeFiles/*'); do
     case $(basename "$binary") in
       *bench*) cp "$binary" "$dir/bench/" ;;
+      parity_train) cp "$binary" "$dir/parity/" ;;
       *) cp "$binary" "$dir/tests/" ;;
     esac
   done
@@ -34,7 +37,7 @@ out=${OUT:-$dir/out}
 mkdir -p "$out"
 export MIXTAPE_ALGORITHM_CACHE=${MIXTAPE_ALGORITHM_CACHE:-$out/algorithms}
 export LD_LIBRARY_PATH=$dir/lib:${LD_LIBRARY_PATH:-} MIXTAPE_TEST_DEVICE=cuda NCCL_NVLS_ENABLE=0 \
-  MIXTAPE_GOLDENS=$here/goldens/data
+  MIXTAPE_GOLDENS=$here/goldens/data MIXTAPE_PARITY_DATA=$here/parity/data
 table=$out/table.txt
 : > "$table"
 
@@ -116,24 +119,34 @@ run_torch() {
   tail -n 40 "$out/torch.txt" >> "$table"
 }
 
-# Whole training steps, one line of JSON each; with PEER_SCRIPT (a program with the options of these
-# benchmarks) PyTorch's beside them. TRAIN_CASES: "workload options" lines.
+# Whole training steps, one line of JSON each, and PyTorch's beside them where it is installed: by
+# tests/benchmarks/WORKLOAD_peer.py, or by PEER_SCRIPT, which gets the workload first (torch_peer.py has the MLP's eager
+# step). TRAIN_CASES: "workload options" lines.
 default_cases="mlp --precision fp16 --batch 128
 gpt2 --precision bf16 --batch 32
 gpt2 --precision bf16 --batch 4"
 run_training() {
-  local line workload options mode
+  local line workload options mode peer
   while read -r line; do
     [ -n "$line" ] || continue
     workload=${line%% *} options=${line#* }
     for mode in ${TRAIN_MODES:-eager captured}; do
       timeout 120 "$dir/bench/${workload}_step_benchmark" $options --mode "$mode" 2>&1 | tail -3 | tee -a "$table"
     done
-    [ -n "${PEER_SCRIPT:-}" ] || continue
+    peer=("$here/benchmarks/${workload}_peer.py")
+    [ -z "${PEER_SCRIPT:-}" ] || peer=("$PEER_SCRIPT" "$workload")
+    [ -f "${peer[0]}" ] && python3 -c 'import torch' 2> /dev/null || continue
     for mode in ${PEER_MODES:-eager compile}; do
-      timeout 240 python3 "$PEER_SCRIPT" ${workload} $options --mode "$mode" 2> "$out/peer.log" | tail -1 | tee -a "$table"
+      timeout 240 python3 "${peer[@]}" $options --mode "$mode" 2> "$out/peer.log" | tail -1 | tee -a "$table"
     done
   done <<< "${TRAIN_CASES:-$default_cases}"
+}
+
+# GPT-2 124M trained by PyTorch and by Mixtape from the same weights on the same tokens. PARITY_OPTIONS: of parity.py.
+run_parity() {
+  # shellcheck disable=SC2086
+  timeout "${PARITY_TIMEOUT:-550}" python3 "$here/parity/parity.py" run --program "$dir/parity/parity_train" \
+    --out "$out/parity" --device cuda --config 124m --mode captured ${PARITY_OPTIONS:-} 2>&1 | tail -5 | tee -a "$table"
 }
 
 nvidia-smi --query-gpu=name,driver_version --format=csv,noheader | tee -a "$table"
@@ -144,6 +157,7 @@ for part in $parts; do
     bench) run_benchmarks ;;
     torch) run_torch ;;
     train) run_training ;;
+    parity) run_parity ;;
     *) echo "unknown part $part"; exit 2 ;;
   esac
 done
