@@ -124,7 +124,8 @@ run_torch() {
 # step). TRAIN_CASES: "workload options" lines.
 default_cases="mlp --precision fp16 --batch 128
 gpt2 --precision bf16 --batch 32
-gpt2 --precision bf16 --batch 4"
+gpt2 --precision bf16 --batch 4
+resnet --precision fp16 --batch 256"
 run_training() {
   local line workload options mode peer
   while read -r line; do
