@@ -1,5 +1,7 @@
 #include "distributed/mpi_thread.h"
 
+#include <sys/prctl.h>
+
 #include <algorithm>
 #include <chrono>
 #include <future>
@@ -29,19 +31,17 @@ class AloneTask final : public MpiTask {
 };
 
 /// Waits a little longer each time that nothing moved: an answer over shared memory takes
-/// microseconds, and where ranks outnumber cores another rank needs this one to get there.
+/// microseconds, and where ranks outnumber cores another rank needs this one's to get there. It
+/// sleeps and does not yield: on a busy machine a thread that yields waits for a whole time slice
+/// of every other, one that sleeps is woken first.
 class Backoff {
  public:
   void moved() { idle_ = 0; }
   void pause() {
-    constexpr int kSpins = 200, kYields = 2000;
-    ++idle_;
-    if (idle_ < kSpins) return;
-    if (idle_ < kYields) {
-      std::this_thread::yield();
-    } else {
-      std::this_thread::sleep_for(std::chrono::microseconds(50));
-    }
+    constexpr int kSpins = 100, kSteps = 10;
+    constexpr std::chrono::microseconds kStep(10);
+    if (++idle_ < kSpins) return;
+    std::this_thread::sleep_for(kStep * std::min((idle_ - kSpins) / kSteps + 1, kSteps));
   }
 
  private:
@@ -162,6 +162,7 @@ bool MpiThread::advance() {
 }
 
 void MpiThread::loop() {
+  prctl(PR_SET_TIMERSLACK, 1000);  // ns: by default short sleeps last 50 us longer
   Backoff backoff;
   std::unique_lock lock(mutex_);
   for (;;) {

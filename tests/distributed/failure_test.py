@@ -23,7 +23,7 @@ WHERE = r"all_reduce\(sum\) #4 of 'fc.weight' float32\(10,\)"
 class Run:
     """Processes that have ended, with what they wrote."""
 
-    def __init__(self, commands, environment, limit):
+    def __init__(self, commands, environment, limit, kill_after_first=False):
         started = time.monotonic()
         processes = [subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
                                       text=True, env={**os.environ, **extra})
@@ -36,6 +36,9 @@ class Run:
                 self.hung = True
                 process.kill()
                 text, _ = process.communicate()
+            if kill_after_first:
+                for other in processes:
+                    other.kill()
             self.output += text
             self.codes.append(process.returncode)
         self.seconds = time.monotonic() - started
@@ -48,7 +51,7 @@ def mpirun(context, ranks, way, victim, extra=None):
     return Run([command], [environment], START + TIMEOUT + MARGIN)
 
 
-def by_hand(context, ranks, way, victim, limit=START + TIMEOUT + MARGIN):
+def by_hand(context, ranks, way, victim, kill_after_first=False):
     """RANK and WORLD_SIZE, as torchrun sets them: no mpirun ends the other ranks."""
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
@@ -57,7 +60,7 @@ def by_hand(context, ranks, way, victim, limit=START + TIMEOUT + MARGIN):
                     "LOCAL_RANK": str(r), "LOCAL_WORLD_SIZE": str(ranks),
                     "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)} for r in range(ranks)]
     command = [context["program"], way, str(victim), "launch"]
-    return Run([command] * ranks, environment, limit)
+    return Run([command] * ranks, environment, START + TIMEOUT + MARGIN, kill_after_first)
 
 
 def expect(run, *patterns, ok=False):
@@ -149,7 +152,7 @@ def case_without_mpi(c):
 
 def case_frozen(c):
     """A process that is stopped answers nobody, and is missed; this test then ends it."""
-    run = by_hand(c, 2, "freeze", 1, TIMEOUT + MARGIN + 2)
+    run = by_hand(c, 2, "freeze", 1, kill_after_first=True)
     if run.codes[0] == 0 or not re.search(r"rank 1 .*(has not (been heard|called)|did not arrive)",
                                           run.output):
         sys.exit(f"FAILED: nobody misses rank 1, codes {run.codes}:\n{run.output}")
