@@ -11,8 +11,8 @@ namespace mixtape::distributed {
 namespace {
 
 std::atomic<std::int64_t> piece_bytes{std::int64_t{1} << 30};
-/// Converted pieces are shorter, so that their float32 buffer stays small.
-constexpr std::int64_t kConvertedBytes = 16 << 20;
+/// Reductions go in shorter pieces: MPI's and our own buffers then stay in the cache.
+constexpr std::int64_t kReducedBytes = 4 << 20;
 
 const char* at(const void* data, std::int64_t bytes) {
   return static_cast<const char*>(data) + bytes;
@@ -128,7 +128,9 @@ void divide(Dtype dtype, void* values, std::int64_t n, int by) {
 class ReducePlan final : public PiecewisePlan {
  public:
   ReducePlan(const Collective& c, const MpiGroup& group, const void* in, void* out)
-      : PiecewisePlan(c, group, in, out, c.in.numel(), bytes_of(c.in.dtype())) {}
+      : PiecewisePlan(c, group, in, out, c.in.numel(), bytes_of(c.in.dtype())) {
+    per_call_ = std::min(per_call_, kReducedBytes / size_);
+  }
 
  protected:
   void post_piece(Piece piece, MPI_Request& request) override {
@@ -156,7 +158,7 @@ class ConvertedReducePlan final : public PiecewisePlan {
  public:
   ConvertedReducePlan(const Collective& c, const MpiGroup& group, const void* in, void* out)
       : PiecewisePlan(c, group, in, out, c.in.numel(), sizeof(float)) {
-    per_call_ = std::min<std::int64_t>(per_call_, kConvertedBytes / sizeof(float));
+    per_call_ = std::min<std::int64_t>(per_call_, kReducedBytes / sizeof(float));
     buffer_.resize(static_cast<std::size_t>(std::min(per_call_, numel_)));
   }
 
@@ -198,7 +200,7 @@ class ReduceScatterPlan final : public PiecewisePlan {
         packed_(packed_dtype(c.in.dtype())),
         packed_size_(bytes_of(packed_)) {
     const std::int64_t bytes = group.size * packed_size_;
-    per_call_ = std::min(per_call_, std::max<std::int64_t>(1, kConvertedBytes / bytes));
+    per_call_ = std::min(per_call_, std::max<std::int64_t>(1, kReducedBytes / bytes));
     const std::int64_t count = std::min(per_call_, numel_);
     buffer_.resize(static_cast<std::size_t>(count * bytes));
     result_.resize(static_cast<std::size_t>(count * packed_size_));
