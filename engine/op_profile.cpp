@@ -1,5 +1,7 @@
 #include "engine/op_profile.h"
 
+#include "engine/profile_recording.h"
+
 namespace mixtape::profile {
 namespace {
 

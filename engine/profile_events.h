@@ -10,19 +10,10 @@
 
 #include "engine/device.h"
 #include "engine/dtype.h"
+#include "engine/profile_kind.h"
 #include "engine/shape.h"
 
 namespace mixtape {
-
-/// What a range of host time is.
-enum class ProfileKind : std::uint8_t {
-  op,           // one op, forward or backward
-  function,     // an engine function: backward pass, optimizer step, graph replay, item()
-  module,       // a module's forward
-  user,         // RecordFunction
-  data,         // waiting for the next batch
-  synchronize,  // the host waits for a device
-};
 
 struct TypedShape {
   Shape shape = {};

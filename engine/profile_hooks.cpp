@@ -14,6 +14,7 @@
 #include "engine/env.h"
 #include "engine/op_scope.h"
 #include "engine/profile_queue.h"
+#include "engine/profile_recording.h"
 
 namespace mixtape::profile {
 

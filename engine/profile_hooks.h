@@ -9,10 +9,11 @@
 #pragma once
 
 #include <atomic>
+#include <cstdint>
 #include <string_view>
-#include <vector>
 
-#include "engine/profile_events.h"
+#include "engine/device.h"
+#include "engine/profile_kind.h"
 
 namespace mixtape::profile {
 
@@ -32,17 +33,13 @@ inline unsigned mode() { return current_mode.load(std::memory_order_relaxed); }
 
 std::int64_t now_ns() noexcept;
 
-/// A range that was opened on this thread and is recorded. Valid until the next range opens.
-struct RecordedRange : HostRange {
-  const char* literal = nullptr;  // the name, where it is one
-  std::uint32_t module_id = 0;
-};
+struct RecordedRange;  // engine/profile_recording.h
 
 /// Opens a range that close(owner) ends; false if nothing is on. `literal` must outlive the
 /// recording, `text` need not; give one of them.
 bool open(const void* owner, ProfileKind kind, const char* literal, std::string_view text = {});
 void close(const void* owner) noexcept;
-/// The innermost range of this thread that is recorded, or nullptr.
+/// The innermost range of this thread that is recorded, or nullptr; valid until the next opens.
 RecordedRange* innermost() noexcept;
 bool any_open() noexcept;
 
@@ -89,19 +86,6 @@ class AllocatorTime {
   std::int64_t begin_ns_;
 };
 
-// ---- for the profiler --------------------------------------------------------------------------
-
-/// What was recorded since start().
-struct Recording {
-  std::vector<HostRange> ranges;
-  std::vector<MemoryChange> memory;
-  std::vector<std::string> threads;  // names, by HostRange::thread; 0 is the caller of stop()
-  std::uint64_t lost = 0;            // events that did not fit into memory
-};
-/// Turns recording on (a Mode without kNvtx), dropping what was recorded before.
-void start(unsigned mode);
-/// Turns it off and hands over what was recorded; ranges still open on this thread are cut here.
-Recording stop();
 /// Turns NVTX ranges on (+1) or off (-1); they are on while the sum is positive. Throws where this
 /// build has no NVTX.
 void count_nvtx(int change);

@@ -10,6 +10,8 @@
 #include "engine/copy_rate.h"
 #include "engine/cuda/backend.h"
 #include "engine/cuda/cupti.h"
+#include "engine/profile_recording.h"
+#include "engine/profile_result.h"
 
 namespace mixtape {
 namespace {

@@ -1,6 +1,7 @@
 // The profiler: ranges of host time of ops, modules and functions, CUDA kernel times tied to the op
 // that launched them, memory, FLOPs.
 //
+//   #include <engine/profile_result.h>
 //   mt::Profiler profiler({.schedule = {.wait = 5, .warmup = 1, .active = 3, .repeat = 1},
 //                          .on_trace = [](const mt::ProfileResult& r) {
 //                            std::fputs(r.table().c_str(), stderr);
@@ -21,9 +22,10 @@
 
 #include "engine/function.h"
 #include "engine/profile_hooks.h"
-#include "engine/profile_result.h"
 
 namespace mixtape {
+
+struct ProfileResult;  // engine/profile_result.h
 
 /// Which steps are recorded. A repetition is `wait` steps in which nothing happens, `warmup` steps
 /// that are recorded and dropped (the first recorded steps pay for buffers and for CUPTI), and

@@ -9,6 +9,8 @@
 #include <memory>
 #include <string>
 
+#include "engine/profile_result.h"
+
 /// Nothing without a folder. Call step() at the end of each training step.
 inline std::unique_ptr<mixtape::Profiler> start_profiler(const std::string& folder) {
   if (folder.empty()) return nullptr;

@@ -10,7 +10,7 @@
 #include "engine/grad_mode.h"
 #include "engine/graph_recorder.h"
 #include "engine/node.h"
-#include "engine/profile_hooks.h"
+#include "engine/profile_recording.h"
 #include "engine/transfer.h"
 #include "ops/ops.h"
 

@@ -20,8 +20,9 @@ import sys
 # the name and a suffix, as in allocator_cuda.cpp; and engine/cuda/) use no other part of engine/.
 LEAVES = {
     "allocator", "build_info", "caching_allocator", "check", "determinism", "device", "device_error",
-    "dtype", "env", "half", "op_scope", "philox", "profile_events", "profile_hooks", "profile_queue",
-    "scalar", "shape", "stream", "thread_pool", "thread_state", "transfer", "view",
+    "dtype", "env", "half", "op_scope", "philox", "profile_events", "profile_hooks", "profile_kind",
+    "profile_queue", "profile_recording", "scalar", "shape", "stream", "thread_pool", "thread_state",
+    "transfer", "view",
 }
 LAYERS = {
     "engine leaf": 0, "kernels": 1, "engine": 2, "ops": 3, "nn": 4, "optim": 5, "io": 6,

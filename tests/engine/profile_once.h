@@ -5,6 +5,7 @@
 #include <string_view>
 #include <vector>
 
+#include "engine/profile_result.h"
 #include "engine/profiler.h"
 
 namespace mixtape::testing {
