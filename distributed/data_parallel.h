@@ -59,11 +59,13 @@ struct DataParallelOptions {
   /// Buffers (running statistics) become rank 0's at the end of each synchronised backward.
   bool sync_buffers = true;
   /// Every so many synchronised backward passes all ranks compare hashes of parameters, and throw
-  /// with the first that differs. Waits for the device. 0: MIXTAPE_CHECK_SYNC, or never.
+  /// with the first that differs. Waits for the device. A replay of a captured step counts as one
+  /// pass. 0: MIXTAPE_CHECK_SYNC, or never.
   int check_sync_every = 0;
 };
 
-/// Seconds and bytes a step, averaged over the steps after the first.
+/// Seconds and bytes a step, averaged over the steps after the first. Replays of a captured step do
+/// not count: their communication is inside of the graph.
 struct CommunicationStatistics {
   std::int64_t steps = 0;  // that the averages are of
   double step_seconds = 0;

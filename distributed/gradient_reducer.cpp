@@ -39,7 +39,7 @@ double WaitClock::last() const {
 }
 
 void WaitClock::end_step() {
-  collect();
+  if (graph_recorder == nullptr) collect();  // a capture forbids to ask for events
   const Time now = std::chrono::steady_clock::now();
   if (!std::exchange(first_, false)) {
     ++steps_;
@@ -178,13 +178,14 @@ void GradientReducer::note_capture() {
   });
 }
 
-void GradientReducer::before_replay(int no_sync) const {
+void GradientReducer::before_replay(int no_sync) {
   MT_CHECK(
       no_sync_outside_ == no_sync, "DataParallel: a captured step cannot be replayed ",
       no_sync == 0 ? "under" : "without",
       " no_sync(), which was not so when it was captured; open the guard inside of the step, or "
       "capture two steps");
   MT_CHECK(!joining_, "DataParallel: a captured step cannot be replayed under Join");
+  check_every_so_often();
 }
 
 void GradientReducer::begin_pass() {
@@ -246,7 +247,11 @@ void GradientReducer::complete_pass() {
   MT_CHECK(fault.empty(), "DataParallel: ", fault);
   make_valid_where_used();
   if (tuner_ && active_ == group_.size()) tune();
-  if (check_every_ > 0 && graph_recorder == nullptr && ++passes_ % check_every_ == 0) check_();
+  if (graph_recorder == nullptr) check_every_so_often();
+}
+
+void GradientReducer::check_every_so_often() {
+  if (check_every_ > 0 && ++passes_ % check_every_ == 0) check_();
 }
 
 /// Parameters that this pass did not reach: what earlier passes left counts, else zero.

@@ -81,7 +81,8 @@ class GradientReducer : public std::enable_shared_from_this<GradientReducer> {
   bool holds(const Tensor& t) const;
   void on_gradient(std::size_t i);
   void note_capture();
-  void before_replay(int no_sync) const;
+  void before_replay(int no_sync);
+  void check_every_so_often();
   void begin_pass();
   void end_pass(bool whole);
   void complete_pass();

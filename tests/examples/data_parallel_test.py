@@ -95,7 +95,7 @@ def check_equal(programs, folder):
         result = programs.run([*programs.gpt2, "--steps", "20", "--eval-every", "10", "--out", str(folder / f"gpt2-{ranks}"),
                                *(["--dp"] if ranks else [])], ranks)
         losses[ranks] = numbers(r"validation loss ([0-9.]+)", result.stdout)
-        if result.returncode != 0 or result.stdout.count("GPT-2:") != 1:
+        if result.returncode != 0 or result.stdout.count("gpt2:") != 1:
             yield f"gpt2 on {ranks or 1}: expected one rank's output, got {result}"
     if not near(losses[RANKS], losses[0], 1e-3) or len(losses[0]) != 2:
         yield f"gpt2: expected the validation losses {losses[0]}, got {losses[RANKS]}"
