@@ -17,6 +17,7 @@ struct Config {
   std::int64_t layers = 12, heads = 12, channels = 768, context = 1024;
   std::int64_t vocabulary = 50304;  // 50257 tokens, rounded up to whole tiles of the head
   double dropout = 0;
+  bool recompute_activation = false;  // of the feed-forward layers: less memory, a little more time
 };
 
 class Gpt2 : public mt::nn::Module<Gpt2> {
@@ -27,8 +28,10 @@ class Gpt2 : public mt::nn::Module<Gpt2> {
     add("wpe", wpe);
     add("h", h);
     for (std::int64_t i = 0; i < c.layers; ++i)
-      h.emplace_back(c.channels,
-                     mt::nn::TransformerBlockConfig{.heads = c.heads, .dropout = c.dropout});
+      h.emplace_back(c.channels, mt::nn::TransformerBlockConfig{
+                                     .heads = c.heads,
+                                     .dropout = c.dropout,
+                                     .recompute_activation = c.recompute_activation});
     add("ln_f", ln_f);
     initialize();
   }

@@ -18,7 +18,8 @@ int main(int argc, char** argv) {
                                    {"steps", "30"},
                                    {"warmup", "10"},
                                    {"device", mt::Device::best().is_cuda() ? "cuda" : "cpu"},
-                                   {"fused-head", "0"}});
+                                   {"fused-head", "0"},
+                                   {"recompute-activation", "0"}});
   const step_benchmark::Precision precision(o.text("precision"));
   const mt::Device device = mt::Device::parse(o.text("device"));
   const std::int64_t batch = o.number("batch"), context = o.number("ctx"),
@@ -28,7 +29,8 @@ int main(int argc, char** argv) {
                   .heads = o.number("heads"),
                   .channels = o.number("channels"),
                   .context = context,
-                  .vocabulary = vocabulary});
+                  .vocabulary = vocabulary,
+                  .recompute_activation = o.number("recompute-activation") != 0});
   net.to(device);
   mt::optim::AdamW opt(net.parameters(), {.lr = 3e-4f, .beta2 = 0.95f, .weight_decay = 0.1f});
   mt::GradScaler scaler({.enabled = precision.scaled()});
