@@ -15,6 +15,7 @@
 #include "distributed/data_parallel.h"
 #include "examples/profile_option.h"
 #include "examples/ranks.h"
+#include "examples/validators.h"
 #include "io/data_loader.h"
 #include "io/event_writer.h"
 #include "io/fashion_mnist.h"
@@ -66,7 +67,7 @@ Options parse(int argc, char** argv) {
       ->capture_default_str();
   app.add_option("--seed", o.seed, "of weights and shuffling")->capture_default_str();
   app.add_option("--lr", o.lr, "peak learning rate")
-      ->check(CLI::PositiveNumber)
+      ->check(examples::above_zero())
       ->capture_default_str();
   app.add_option("--out", o.out, "folder for the loss curve")->capture_default_str();
   app.add_flag("--dp", o.dp, "data parallel: train on all ranks of mpirun, srun or torchrun");

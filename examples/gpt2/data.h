@@ -50,6 +50,7 @@ class Data {
     std::filesystem::create_directories(scratch);
     const std::filesystem::path path = scratch / "tokens.bin";
     io::TokenWriter writer(path);
+    MT_CHECK(!all.empty(), "--text: expected a text to learn, got an empty file ", text);
     writer.append(tokenizer_->encode(all));
     writer.commit();
     return path;

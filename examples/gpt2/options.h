@@ -11,6 +11,7 @@
 #include "examples/gpt2/data.h"
 #include "examples/gpt2/gpt2.h"
 #include "examples/gpt2/llama.h"
+#include "examples/validators.h"
 
 namespace gpt2 {
 
@@ -32,7 +33,9 @@ struct Options {
 
 inline void add_model_options(CLI::App& app, Options& o) {
   const auto count = [&](const char* name, std::int64_t& value, const char* what) {
-    return app.add_option(name, value, what)->check(CLI::PositiveNumber)->capture_default_str();
+    return app.add_option(name, value, what)
+        ->check(examples::whole_number(1))
+        ->capture_default_str();
   };
   app.add_option("--model", o.model)
       ->check(CLI::IsMember({"gpt2", "llama"}))
@@ -63,7 +66,7 @@ inline void add_model_options(CLI::App& app, Options& o) {
 
 inline void add_training_options(CLI::App& app, Options& o) {
   const auto count = [&](const char* name, std::int64_t& value, const char* what) {
-    app.add_option(name, value, what)->check(CLI::PositiveNumber)->capture_default_str();
+    app.add_option(name, value, what)->check(examples::whole_number(1))->capture_default_str();
   };
   auto* text =
       app.add_option("--text", o.data.text, "a text file to learn")->check(CLI::ExistingFile);
@@ -77,10 +80,10 @@ inline void add_training_options(CLI::App& app, Options& o) {
   count("--steps", o.steps, "optimizer steps");
   count("--eval-every", o.eval_every, "steps between evaluations");
   app.add_option("--save-every", o.save_every, "steps between checkpoints; 0: at the end only")
-      ->check(CLI::NonNegativeNumber)
+      ->check(examples::whole_number(0))
       ->capture_default_str();
   app.add_option("--lr", o.lr, "peak learning rate")
-      ->check(CLI::PositiveNumber)
+      ->check(examples::above_zero())
       ->capture_default_str();
   app.add_option("--precision", o.precision)
       ->check(CLI::IsMember({"fp32", "bf16", "fp16"}))
@@ -90,9 +93,11 @@ inline void add_training_options(CLI::App& app, Options& o) {
   app.add_option("--seed", o.seed)->capture_default_str();
   app.add_option("--prompt", o.prompt, "what the samples go on from");
   app.add_option("--sample", o.sample, "tokens to sample at the end; 0: none")
-      ->check(CLI::NonNegativeNumber)
+      ->check(examples::whole_number(0))
       ->capture_default_str();
-  app.add_option("--temperature", o.temperature)->check(CLI::PositiveNumber)->capture_default_str();
+  app.add_option("--temperature", o.temperature)
+      ->check(examples::above_zero())
+      ->capture_default_str();
   app.add_option("--out", o.out, "folder for checkpoints and the loss curve (default: out/MODEL)");
   app.add_flag("--resume", o.resume, "go on from the newest checkpoint in --out");
   app.add_option("--profile", o.profile, "profile three steps and write a trace to this folder");

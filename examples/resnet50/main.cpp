@@ -12,6 +12,7 @@
 
 #include "examples/resnet50/resnet.h"
 #include "examples/resnet50/synthetic.h"
+#include "examples/validators.h"
 #include "io/data_loader.h"
 #include "io/event_writer.h"
 #include "io/image_folder.h"
@@ -39,7 +40,9 @@ struct Options {
 
 void add_options(CLI::App& app, Options& o) {
   const auto count = [&](const char* name, auto& value, const char* what) {
-    return app.add_option(name, value, what)->check(CLI::PositiveNumber)->capture_default_str();
+    return app.add_option(name, value, what)
+        ->check(examples::whole_number(1))
+        ->capture_default_str();
   };
   app.add_option("--model", o.model)
       ->check(CLI::IsMember({"resnet18", "resnet34", "resnet50"}))
@@ -55,7 +58,9 @@ void add_options(CLI::App& app, Options& o) {
   count("--size", o.size, "pixels of an image's side");
   count("--classes", o.classes, "classes of made-up images");
   count("--workers", o.workers, "threads that read images");
-  count("--lr", o.lr, "peak learning rate")->default_str("0.1 for each 256 images of a batch");
+  app.add_option("--lr", o.lr, "peak learning rate")
+      ->check(examples::above_zero())
+      ->default_str("0.1 for each 256 images of a batch");
   app.add_option("--precision", o.precision, "default: fp32 on the CPU, fp16 on CUDA")
       ->check(CLI::IsMember({"fp32", "bf16", "fp16"}));
   app.add_option("--device", o.device, "default: cuda if there is a GPU, else cpu")
