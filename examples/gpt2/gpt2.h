@@ -18,6 +18,7 @@ struct Config {
   std::int64_t vocabulary = 50304;  // 50257 tokens, rounded up to whole tiles of the head
   double dropout = 0;
   bool recompute_activation = false;  // of the feed-forward layers: less memory, a little more time
+  bool checkpoint = false;            // blocks keep their inputs only and run again in backward
 };
 
 class Gpt2 : public mt::nn::Module<Gpt2> {
@@ -43,7 +44,7 @@ class Gpt2 : public mt::nn::Module<Gpt2> {
     // Under autocast the stream is 16-bit from the start: the tied head needs that copy anyway.
     const mt::Tensor x = mt::embedding(low(wte.weight), tokens) + low(wpe.weight).slice(0, 0, t);
     mt::nn::Residual r = {h[0].ln_1(x), x};
-    for (std::size_t i = 0; i < h.size(); ++i) r = h[i](r, i + 1 < h.size() ? h[i + 1].ln_1 : ln_f);
+    for (std::size_t i = 0; i < h.size(); ++i) r = block(i, r);
     return r.normalized;
   }
   /// What the features say of the next token: (.., C) -> logits (.., V).
@@ -62,6 +63,17 @@ class Gpt2 : public mt::nn::Module<Gpt2> {
   mt::nn::LayerNorm ln_f;
 
  private:
+  mt::nn::Residual block(std::size_t i, const mt::nn::Residual& r) {
+    mt::nn::TransformerBlock& self = h[i];
+    const mt::nn::LayerNorm& next = i + 1 < h.size() ? h[i + 1].ln_1 : ln_f;
+    if (!config.checkpoint) return self(r, next);
+    const auto run = [&self, &next](const mt::Tensor& normalized, const mt::Tensor& sum) {
+      const mt::nn::Residual out = self(mt::nn::Residual{normalized, sum}, next);
+      return std::vector<mt::Tensor>{out.normalized, out.sum};
+    };
+    const std::vector<mt::Tensor> out = mt::nn::checkpoint(run, r.normalized, r.sum);
+    return {out[0], out[1]};
+  }
   static mt::Tensor low(const mt::Tensor& weight) {
     return mt::autocast_enabled() ? mt::autocast_low(weight) : weight;
   }
