@@ -22,7 +22,7 @@ using nlohmann::json;
 constexpr const char* kSave = "save_checkpoint";
 constexpr const char* kLoad = "load_checkpoint";
 constexpr const char* kKey = "mixtape.checkpoint";
-constexpr int kVersion = 1;
+constexpr int kVersion = 2;
 constexpr std::string_view kPrefix = "checkpoint-", kSuffix = ".safetensors";
 constexpr int kDigits = 12;
 
@@ -131,6 +131,12 @@ Record read_record(const SafetensorsFile& file) {
   }
 }
 
+/// Throws if the bytes are not those written.
+void check_whole(const SafetensorsFile& file) {
+  MT_CHECK(file.verify_checksum(), kLoad, ": ", file.path(),
+           ": expected a checksum, got none: the file is damaged");
+}
+
 void check_holds_parts(const std::string& path, const Record& record, const Checkpoint& c) {
   const auto check = [&](bool wanted, bool has, const char* part) {
     MT_CHECK(!wanted || has, kLoad, ": ", path, ": expected it to hold ", part,
@@ -197,7 +203,7 @@ void save_checkpoint(const std::filesystem::path& path, const Checkpoint& checkp
     MT_CHECK(!key.starts_with("mixtape."), kSave,
              ": expected metadata keys that do not start with 'mixtape.', got '", key, "'");
   metadata[kKey] = record_of(checkpoint).dump();
-  write_safetensors(path, tensors, metadata);
+  write_safetensors(path, tensors, metadata, {.checksum = true});
 }
 
 void load_checkpoint(const std::filesystem::path& path, Checkpoint& checkpoint) {
@@ -208,6 +214,7 @@ void load_checkpoint(const std::filesystem::path& path, Checkpoint& checkpoint) 
   std::ostringstream faults;
   for (const Part& part : parts) compare(file, part, faults);
   MT_CHECK(faults.str().empty(), kLoad, ": ", file.path(), ":", faults.str());
+  check_whole(file);
   if (checkpoint.loader) checkpoint.loader->load_state(*record.loader);  // all or nothing
 
   const NoGrad no_grad;
@@ -251,6 +258,26 @@ std::vector<std::filesystem::path> list_checkpoints(const std::filesystem::path&
 std::optional<std::filesystem::path> latest_checkpoint(const std::filesystem::path& directory) {
   const std::vector<std::filesystem::path> all = list_checkpoints(directory);
   return all.empty() ? std::nullopt : std::optional(all.back());
+}
+
+WholeCheckpoint newest_whole_checkpoint(const std::filesystem::path& directory) {
+  WholeCheckpoint found;
+  std::vector<std::filesystem::path> all = list_checkpoints(directory);
+  for (; !all.empty(); all.pop_back()) {
+    try {
+      const SafetensorsFile file(all.back());
+      const Record record = read_record(file);
+      check_whole(file);
+      MT_CHECK(checkpoint_path(directory, record.step) == all.back(), kLoad, ": ", file.path(),
+               ": expected the step of its name, got ", record.step);
+      found.path = all.back();
+      found.step = record.step;
+      return found;
+    } catch (const Error& e) {
+      found.skipped.push_back({all.back(), e.what()});
+    }
+  }
+  return found;
 }
 
 std::filesystem::path save_numbered_checkpoint(const std::filesystem::path& directory,

@@ -3,8 +3,9 @@
 // learning rates), the loss scale, the random generators, the loader's position and the step.
 //
 //   io::Checkpoint state{.model = &net, .optimizers = {&opt}, .scaler = &scaler, .loader =
-//   &loader}; if (const auto path = io::latest_checkpoint("run")) io::load_checkpoint(*path,
-//   state); for (; state.step < total; ++state.step) {
+//   &loader}; if (const auto found = io::newest_whole_checkpoint("run"); found.path)
+//     io::load_checkpoint(*found.path, state);
+//   for (; state.step < total; ++state.step) {
 //     if (state.step % 1000 == 0) io::save_numbered_checkpoint("run", state, {.keep = 3});
 //     ...
 //   }
@@ -49,7 +50,8 @@ void save_checkpoint(const std::filesystem::path& path, const Checkpoint& checkp
 /// Restores every part that is not null, and sets step and metadata. Values, dtypes and step
 /// counts come back bit for bit, on whatever device the parts are now. Throws, before anything is
 /// changed, with the list of tensors that are missing, unexpected, or of another shape or dtype,
-/// and if a part is not in the file or the loader's data set, seed or batch size differs.
+/// if a part is not in the file or the loader's data set, seed or batch size differs, and if a byte
+/// of the file is not what was written.
 void load_checkpoint(const std::filesystem::path& path, Checkpoint& checkpoint);
 
 /// directory/checkpoint-000000001000.safetensors for step 1000.
@@ -59,6 +61,20 @@ std::filesystem::path checkpoint_path(const std::filesystem::path& directory, st
 std::vector<std::filesystem::path> list_checkpoints(const std::filesystem::path& directory);
 /// The last of list_checkpoints().
 std::optional<std::filesystem::path> latest_checkpoint(const std::filesystem::path& directory);
+
+/// What a run can go on from.
+struct WholeCheckpoint {
+  std::optional<std::filesystem::path> path;  // none: every checkpoint is damaged, or there is none
+  std::int64_t step = -1;                     // of it
+  struct Skipped {
+    std::filesystem::path path;
+    std::string reason;
+  };
+  std::vector<Skipped> skipped = {};  // newer ones, the newest first
+};
+/// The newest of list_checkpoints() that can be read and whose bytes are those written (by their
+/// checksum). Reads whole files; says why it passed over each.
+WholeCheckpoint newest_whole_checkpoint(const std::filesystem::path& directory);
 
 struct KeepOptions {
   int keep = 0;  // checkpoints left in the directory, the newest ones; 0 keeps all

@@ -2,7 +2,6 @@
 
 #include <algorithm>
 #include <array>
-#include <bit>
 #include <cstring>
 #include <limits>
 #include <numeric>
@@ -11,9 +10,10 @@
 #include "engine/grad_mode.h"
 #include "engine/op.h"
 #include "engine/transfer.h"
-#include "io/file.h"
+#include "io/checksum.h"
 #include "io/json.h"
 #include "io/mapped_file.h"
+#include "io/safetensors_format.h"
 #include "io/tied_tensors.h"
 #include "ops/ops.h"
 
@@ -21,20 +21,10 @@ namespace mixtape::io {
 namespace {
 
 using nlohmann::json;
-static_assert(std::endian::native == std::endian::little, "the format is little-endian");
 
 constexpr const char* kRead = "SafetensorsFile";
-constexpr const char* kWrite = "write_safetensors";
-constexpr const char* kMetadata = "__metadata__";
-constexpr const char* kTied = "mixtape.tied";
-constexpr std::uint64_t kMaxHeader = 100'000'000;  // as the reference implementation
-constexpr std::array<const char*, kDtypeCount> kDtypeNames = {"F32", "F16", "BF16", "F64",
-                                                              "I64", "I32", "U8",   "BOOL"};
-
 constexpr std::int64_t kMaxElements = std::int64_t{1} << 60;
 constexpr std::uint64_t kMaxInteger = std::numeric_limits<std::int64_t>::max();
-
-const char* format_name(Dtype t) { return kDtypeNames[static_cast<std::size_t>(t)]; }
 
 /// The fields of one JSON object; `where`, the file and the tensor, starts every message.
 class Fields {
@@ -185,6 +175,7 @@ void SafetensorsFile::parse(std::span<const std::byte> file) {
            " bytes of tensors after the header, got ", data.size(), " (trailing bytes)");
   for (std::size_t i = 0; i < entries_.size(); ++i) index_[entries_[i].name] = i;
   if (const auto tied = metadata_.extract(kTied)) read_ties(tied.mapped());
+  if (const auto checksum = metadata_.extract(kChecksum)) checksum_ = checksum.mapped();
 }
 
 void SafetensorsFile::read_ties(const std::string& text) {
@@ -282,88 +273,20 @@ std::vector<nn::NamedTensor> SafetensorsFile::tensors(Device device) const {
   return all;
 }
 
-// ---- writing -----------------------------------------------------------------------------------
-
-namespace {
-
-void check_names(const std::vector<nn::NamedTensor>& tensors, const StringMap& metadata) {
-  std::set<std::string> names;
-  for (const nn::NamedTensor& n : tensors) {
-    MT_CHECK(!n.name.empty() && n.name != kMetadata, kWrite,
-             ": expected a name that is not empty or ", kMetadata, ", got '", n.name, "'");
-    MT_CHECK(n.tensor.defined(), kWrite, ": expected a tensor for '", n.name,
-             "', got an undefined one");
-    MT_CHECK(names.insert(n.name).second, kWrite, ": expected each name once, got '", n.name,
-             "' twice");
-  }
-  MT_CHECK(!metadata.contains(kTied), kWrite, ": expected metadata without the key '", kTied,
-           "', which is reserved");
-}
-
-json list_of(const Shape& s) { return std::vector<std::int64_t>(s.begin(), s.end()); }
-
-std::uint64_t bytes_of(const Tensor& t) {
-  return static_cast<std::uint64_t>(t.numel()) * size_of(t.dtype());
-}
-
-/// Eight bytes of length and the JSON, padded with spaces so that the tensors start aligned.
-std::string header_of(const std::vector<nn::NamedTensor>& tensors,
-                      const std::vector<std::size_t>& order, const std::vector<Tie>& ties,
-                      const StringMap& metadata) {
-  json header = json::object(), tied = json::object();
-  std::uint64_t at = 0;
-  for (const std::size_t i : order) {
-    const Tensor& t = tensors[i].tensor;
-    header[tensors[i].name] = {{"dtype", format_name(t.dtype())},
-                               {"shape", list_of(t.shape())},
-                               {"data_offsets", {at, at + bytes_of(t)}}};
-    at += bytes_of(t);
-  }
-  for (std::size_t i = 0; i < tensors.size(); ++i) {
-    if (ties[i].owner < 0) continue;
-    tied[tensors[i].name] = {{"owner", tensors[static_cast<std::size_t>(ties[i].owner)].name},
-                             {"offset", ties[i].offset},
-                             {"shape", list_of(tensors[i].tensor.shape())},
-                             {"strides", list_of(ties[i].strides)}};
-  }
-  for (const auto& [key, value] : metadata) header[kMetadata][key] = value;
-  if (!tied.empty()) header[kMetadata][kTied] = tied.dump();
-  std::string text;
-  try {
-    text = header.dump();
-  } catch (const json::exception& e) {
-    MT_THROW(kWrite, ": expected names and metadata in UTF-8: ", e.what());
-  }
-  text.resize((text.size() + 7) / 8 * 8, ' ');
-  MT_CHECK(text.size() <= kMaxHeader, kWrite, ": expected a header of at most ", kMaxHeader,
-           " bytes, got ", text.size());
-  const auto length = static_cast<std::uint64_t>(text.size());
-  std::string bytes(8, '\0');
-  std::memcpy(bytes.data(), &length, sizeof length);
-  return bytes + text;
-}
-
-}  // namespace
-
-void write_safetensors(const std::filesystem::path& path,
-                       const std::vector<nn::NamedTensor>& tensors, const StringMap& metadata) {
-  const NoGrad no_grad;
-  check_names(tensors, metadata);
-  const std::vector<Tie> ties = find_ties(kWrite, tensors);
-  std::vector<std::size_t> order;
-  for (std::size_t i = 0; i < tensors.size(); ++i)
-    if (ties[i].owner < 0) order.push_back(i);
-  std::stable_sort(order.begin(), order.end(), [&](std::size_t a, std::size_t b) {
-    return size_of(tensors[a].tensor.dtype()) > size_of(tensors[b].tensor.dtype());
-  });
-  const std::string header = header_of(tensors, order, ties, metadata);
-  AtomicFile file(kWrite, path);
-  file.write(header);
-  for (const std::size_t i : order) {
-    const Tensor dense = tensors[i].tensor.detach().cpu().contiguous();
-    if (dense.numel() > 0) file.write(dense.raw_data(), bytes_of(dense));
-  }
-  file.commit();
+bool SafetensorsFile::verify_checksum() const {
+  if (checksum_.empty()) return false;
+  const std::span<const std::byte> all = file_->bytes();
+  const std::string_view text(reinterpret_cast<const char*>(all.data()), all.size());
+  std::uint64_t length = 0;
+  std::memcpy(&length, text.data(), sizeof length);
+  const std::size_t at = checksum_position(text.substr(0, sizeof length + length), checksum_);
+  Crc32 crc;
+  crc.add(text.substr(0, at));
+  crc.add(kNoChecksum);
+  crc.add(text.substr(at + checksum_.size()));
+  MT_CHECK(crc.hex() == checksum_, kRead, ": ", path(), ": expected bytes with CRC-32 ", checksum_,
+           ", got ", crc.hex(), ": the file is damaged");
+  return true;
 }
 
 }  // namespace mixtape::io

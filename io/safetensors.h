@@ -61,6 +61,9 @@ class SafetensorsFile {
   /// The header's text map, without the library's own key.
   const StringMap& metadata() const { return metadata_; }
   const std::string& path() const;
+  /// Reads the whole file and throws if a byte of it differs from what was written. False if it was
+  /// written without a checksum.
+  bool verify_checksum() const;
 
   /// The values where they lie in the file, good as long as this object. Throws if T is not the
   /// tensor's dtype, if the file has it unaligned (older writers did not pad), and for a tied name
@@ -86,6 +89,11 @@ class SafetensorsFile {
   std::vector<SafetensorsEntry> entries_;
   std::map<std::string, std::size_t> index_;
   StringMap metadata_;
+  std::string checksum_;  // empty: none
+};
+
+struct SafetensorsOptions {
+  bool checksum = false;  // CRC-32 of the whole file, in the metadata key "mixtape.crc32"
 };
 
 /// Replaces the file at `path` as a whole (io/file.h). Values are written in logical order, from
@@ -94,6 +102,7 @@ class SafetensorsFile {
 /// "mixtape.tied". Throws on empty, reserved or repeated names, on undefined tensors, and on
 /// tensors that share memory in a way that cannot be recorded (both names are given; clone one).
 void write_safetensors(const std::filesystem::path& path,
-                       const std::vector<nn::NamedTensor>& tensors, const StringMap& metadata = {});
+                       const std::vector<nn::NamedTensor>& tensors, const StringMap& metadata = {},
+                       SafetensorsOptions options = {});
 
 }  // namespace mixtape::io

@@ -54,16 +54,27 @@ double evaluate(Model& net, mt::io::DataLoader& loader, const Options& o,
   return sums[0] / sums[1];
 }
 
-/// Goes on from the newest checkpoint, which rank 0 wrote and all ranks read.
+/// Goes on from the newest whole checkpoint: rank 0 finds it and all ranks read it.
 void resume(mt::io::Checkpoint& state, const Options& o, const examples::Ranks& ranks) {
-  const auto newest = mt::io::latest_checkpoint(o.out);
-  if (newest) mt::io::load_checkpoint(*newest, state);
-  const std::int64_t step = ranks.agree(state.step);
-  MT_CHECK(step == state.step, "--resume: expected step ", step, " as on rank 0, got ", state.step,
-           " on rank ", ranks.rank(), "; --out has to be a folder that all ranks see");
+  mt::io::WholeCheckpoint newest;
+  if (ranks.first()) newest = mt::io::newest_whole_checkpoint(o.out);
+  for (const auto& skipped : newest.skipped)
+    std::fprintf(stderr, "gpt2: --resume: passed over %s: %s\n", skipped.path.c_str(),
+                 skipped.reason.c_str());
+  MT_CHECK(newest.path || newest.skipped.empty(), "--resume: expected a whole checkpoint in ",
+           o.out, ", got ", newest.skipped.size(), " damaged ones; without --resume the run begins",
+           " again");
+  const std::int64_t step = ranks.agree(newest.step);
+  if (step >= 0) {
+    const std::filesystem::path path = mt::io::checkpoint_path(o.out, step);
+    MT_CHECK(std::filesystem::exists(path), "--resume: expected ", path.string(),
+             " as on rank 0, got none on rank ", ranks.rank(),
+             "; --out has to be a folder that all ranks see");
+    mt::io::load_checkpoint(path, state);
+    if (ranks.first())
+      std::printf("Resumed       step %lld from %s\n", static_cast<long long>(step), path.c_str());
+  }
   if (o.dp) mt::distributed::restore_random_streams(o.seed, ranks.world());
-  if (newest && ranks.first())
-    std::printf("Resumed       step %lld from %s\n", static_cast<long long>(step), newest->c_str());
 }
 
 /// What rank 0 shows and writes.

@@ -44,6 +44,13 @@ def check_options(binary, folder):
         yield f"a text shorter than the context: expected exit code 1 and one line, got {result}"
 
 
+def damage(path):
+    """Changes one bit of the file's last quarter, which holds values."""
+    content = bytearray(path.read_bytes())
+    content[len(content) * 3 // 4] ^= 1
+    path.write_bytes(content)
+
+
 def last_loss(out, steps):
     found = re.findall(rf"step {steps}  validation loss ([0-9.]+)", out)
     return float(found[-1]) if found else None
@@ -100,12 +107,17 @@ def check_training(binary, folder):
               "--eval-every", "20", "--save-every", "20"]
     whole = run(*common, "--steps", "40", "--out", str(folder / "whole"))
     for path in (folder / "whole").glob("checkpoint-*40.safetensors"):
-        path.unlink()  # as if it had been stopped after step 20
+        damage(path)
     resumed = run(*common, "--steps", "40", "--out", str(folder / "whole"), "--resume")
-    if "Resumed       step 20" not in resumed.stdout:
+    if "Resumed       step 20" not in resumed.stdout or "passed over" not in resumed.stderr:
         yield f"resume: {resumed}"
     if last_loss(whole.stdout, 40) is None or last_loss(whole.stdout, 40) != last_loss(resumed.stdout, 40):
         yield f"resume: expected the loss {last_loss(whole.stdout, 40)}, got {last_loss(resumed.stdout, 40)}"
+    for path in (folder / "whole").glob("checkpoint-*.safetensors"):
+        damage(path)
+    none = run(*common, "--steps", "40", "--out", str(folder / "whole"), "--resume")
+    if none.returncode != 1 or "expected a whole checkpoint" not in none.stderr:
+        yield f"resume: expected an error where every checkpoint is damaged, got {none}"
 
 
 def main():

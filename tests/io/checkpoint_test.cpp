@@ -272,9 +272,9 @@ TEST(Checkpoint, OtherFilesAndReservedKeys) {
   Checkpoint c{.model = &net};
   write_safetensors(dir / "plain", net.state_dict());
   EXPECT_TRUE(throws_error([&] { load_checkpoint(dir / "plain", c); }, {"expected a checkpoint"}));
-  write_safetensors(dir / "new", net.state_dict(), {{"mixtape.checkpoint", R"({"version":2})"}});
-  EXPECT_TRUE(throws_error([&] { load_checkpoint(dir / "new", c); }, {"version 1, got 2"}));
-  for (const char* text : {"[]", "{", R"({"version":1,"step":"x"})", R"({"version":1,"step":3})"}) {
+  write_safetensors(dir / "new", net.state_dict(), {{"mixtape.checkpoint", R"({"version":3})"}});
+  EXPECT_TRUE(throws_error([&] { load_checkpoint(dir / "new", c); }, {"version 2, got 3"}));
+  for (const char* text : {"[]", "{", R"({"version":2,"step":"x"})", R"({"version":2,"step":3})"}) {
     write_safetensors(dir / "bad", net.state_dict(), {{"mixtape.checkpoint", text}});
     EXPECT_TRUE(throws_error([&] { load_checkpoint(dir / "bad", c); }, {"mixtape.checkpoint"}));
   }
@@ -339,6 +339,48 @@ TEST(Checkpoint, TheNewestAreKept) {
   EXPECT_TRUE(throws_error([&] { (void)list_checkpoints(dir / "file"); }, {"cannot read", "file"}));
   EXPECT_TRUE(
       throws_error([&] { (void)save_numbered_checkpoint(dir / "file", c); }, {"cannot make"}));
+}
+
+TEST(Checkpoint, TheNewestWholeOneIsFound) {
+  const TempDir dir;
+  Net net;
+  Checkpoint c{.model = &net};
+  EXPECT_EQ(newest_whole_checkpoint(dir / "none").path, std::nullopt);
+  for (c.step = 1; c.step <= 5; ++c.step) (void)save_numbered_checkpoint(dir.path(), c);
+  EXPECT_EQ(newest_whole_checkpoint(dir.path()).step, 5);
+  // One bit of a tensor's bytes, a shorter file, an empty one, and the file of another step.
+  const auto damage = [&](std::int64_t step, auto&& change) {
+    std::string bytes = slurp(checkpoint_path(dir.path(), step));
+    change(bytes);
+    spew(checkpoint_path(dir.path(), step), bytes);
+  };
+  damage(5, [](std::string& b) { b[b.size() - 3] = static_cast<char>(b[b.size() - 3] ^ 1); });
+  damage(4, [](std::string& b) { b.resize(b.size() / 2); });
+  damage(3, [](std::string& b) { b.clear(); });
+  damage(2, [&](std::string& b) { b = slurp(checkpoint_path(dir.path(), 1)); });
+  const WholeCheckpoint found = newest_whole_checkpoint(dir.path());
+  EXPECT_EQ(found.path, checkpoint_path(dir.path(), 1));
+  EXPECT_EQ(found.step, 1);
+  ASSERT_EQ(found.skipped.size(), 4u);
+  EXPECT_EQ(found.skipped[0].path, checkpoint_path(dir.path(), 5));
+  EXPECT_NE(found.skipped[0].reason.find("CRC-32"), std::string::npos);
+  EXPECT_NE(found.skipped[3].reason.find("step of its name"), std::string::npos);
+  EXPECT_TRUE(throws_error([&] { load_checkpoint(checkpoint_path(dir.path(), 5), c); },
+                           {"damaged", "CRC-32"}));
+}
+
+TEST(Checkpoint, EveryByteIsUnderTheChecksum) {
+  const TempDir dir;
+  const Tensor t = full({3}, 1.5, {});
+  save_checkpoint(dir / "a", {.tensors = {{"t", t}}, .random = false});
+  const std::string whole = slurp(dir / "a");
+  for (std::size_t i = 0; i < whole.size(); ++i) {
+    std::string bytes = whole;
+    bytes[i] = static_cast<char>(bytes[i] ^ 4);
+    spew(dir / "b", bytes);
+    Checkpoint into{.tensors = {{"t", t}}, .random = false};
+    EXPECT_TRUE(throws_error([&] { load_checkpoint(dir / "b", into); }, {})) << "byte " << i;
+  }
 }
 
 }  // namespace
