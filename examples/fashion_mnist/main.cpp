@@ -2,27 +2,29 @@
 // accuracy.
 //
 // bf16 by default on the CPU, fp16 with a GradScaler on CUDA. Writes the loss curve as a
-// TensorBoard event file and an SVG plot into --out. With --dp the ranks of an mpirun share each
-// batch. Legend: B images of 28 x 28.
+// TensorBoard event file and an SVG plot into --out, and checkpoints that --resume goes on from.
+// With --dp the ranks of an mpirun share each batch. Legend: B images of 28 x 28.
 #include <mixtape.h>
 
-#include <CLI/CLI.hpp>
+#include <algorithm>
 #include <chrono>
 #include <cstdio>
-#include <filesystem>
 #include <optional>
 
 #include "distributed/data_parallel.h"
+#include "engine/determinism.h"
+#include "examples/fashion_mnist/options.h"
+#include "examples/fashion_mnist/report.h"
 #include "examples/profile_option.h"
 #include "examples/ranks.h"
-#include "examples/validators.h"
+#include "examples/resume.h"
+#include "io/checkpoint.h"
 #include "io/data_loader.h"
-#include "io/event_writer.h"
 #include "io/fashion_mnist.h"
-#include "io/line_plot.h"
-#include "io/progress.h"
 
 namespace mt = mixtape;
+
+using fashion_mnist::Options;
 
 struct Cnn : mt::nn::Module<Cnn> {
   mt::nn::Conv2d conv1{1, 16, {.padding = {1, 1}, .act = mt::Act::relu}};
@@ -40,51 +42,6 @@ struct Cnn : mt::nn::Module<Cnn> {
     return out(hidden(h.flatten(1)));         // (B, 10)
   }
 };
-
-struct Options {
-  int epochs = 4, batch = 128;
-  std::string precision, device, data = "data/fashion-mnist", out = "out/fashion_mnist", profile;
-  std::uint64_t seed = 1;
-  float lr = 2e-3f;
-  bool dp = false;
-};
-
-Options parse(int argc, char** argv) {
-  Options o;
-  CLI::App app{"Trains a small CNN on Fashion-MNIST in mixed precision."};
-  app.add_option("--epochs", o.epochs, "passes over the 60,000 training images")
-      ->check(CLI::Range(1, 1000))
-      ->capture_default_str();
-  app.add_option("--batch", o.batch, "images a step, over all ranks")
-      ->check(CLI::Range(1, 60000))
-      ->capture_default_str();
-  app.add_option("--precision", o.precision, "default: bf16 on the CPU, fp16 on CUDA")
-      ->check(CLI::IsMember({"fp32", "bf16", "fp16"}));
-  app.add_option("--device", o.device, "default: cuda if there is a GPU, else cpu")
-      ->check(CLI::IsMember({"cpu", "cuda"}));
-  app.add_option("--data", o.data, "folder with the four IDX files, plain or .gz")
-      ->check(CLI::ExistingDirectory)
-      ->capture_default_str();
-  app.add_option("--seed", o.seed, "of weights and shuffling")->capture_default_str();
-  app.add_option("--lr", o.lr, "peak learning rate")
-      ->check(examples::above_zero())
-      ->capture_default_str();
-  app.add_option("--out", o.out, "folder for the loss curve")->capture_default_str();
-  app.add_flag("--dp", o.dp, "data parallel: train on all ranks of mpirun, srun or torchrun");
-  app.add_option("--profile", o.profile, "profile three steps and write a trace to this folder");
-  try {
-    app.parse(argc, argv);
-  } catch (const CLI::CallForHelp&) {
-    std::fputs(app.help().c_str(), stdout);
-    std::exit(0);
-  } catch (const CLI::ParseError& e) {
-    std::fprintf(stderr, "fashion_mnist: %s (--help lists the options)\n", e.what());
-    std::exit(2);
-  }
-  if (o.device.empty()) o.device = mt::Device::best().is_cuda() ? "cuda" : "cpu";
-  if (o.precision.empty()) o.precision = o.device == "cuda" ? "fp16" : "bf16";
-  return o;
-}
 
 /// Counts images and those that were classified correctly, on the device.
 class Accuracy {
@@ -106,6 +63,8 @@ class Accuracy {
   mt::Tensor counts_;  // correct, all
 };
 
+constexpr const char* kCurves = "fashion_mnist.curves";  // in a checkpoint's metadata
+
 /// Share of the images of all ranks' loaders that net classifies correctly.
 double evaluate(Cnn& net, mt::io::DataLoader& loader, const Options& o,
                 const examples::Ranks& ranks) {
@@ -119,55 +78,10 @@ double evaluate(Cnn& net, mt::io::DataLoader& loader, const Options& o,
   return accuracy.of(ranks);
 }
 
-/// What rank 0 shows and writes.
-struct Report {
-  const Options& o;
-  mt::io::EventWriter events{o.out};
-  mt::io::PlotSeries train_loss{.name = "training loss"},
-      test_error{.name = "test error (share)", .markers = true};
-  mt::io::ProgressBar bar;
-
-  Report(const Options& options, const Cnn& net, std::int64_t steps_per_epoch)
-      : o(options),
-        bar(stdout, {.epochs = o.epochs, .samples_per_epoch = steps_per_epoch * o.batch}) {
-    std::printf("Fashion-MNIST: %lld parameters, %s on %s, %d epochs of %lld steps\n",
-                static_cast<long long>(net.parameter_count()), o.precision.c_str(),
-                o.device.c_str(), o.epochs, static_cast<long long>(steps_per_epoch));
-  }
-  void log(std::int64_t step, double loss, double lr) {
-    events.scalars({{"loss/train", loss}, {"lr", lr}}, step);
-    train_loss.x.push_back(static_cast<double>(step));
-    train_loss.y.push_back(loss);
-  }
-  void log_accuracy(std::int64_t step, double accuracy) {
-    events.scalar("accuracy/test", accuracy, step);
-    test_error.x.push_back(static_cast<double>(step));
-    test_error.y.push_back(1 - accuracy);
-  }
-  void finish(double accuracy, double seconds, const std::string& communication,
-              mt::Device device) {
-    const std::filesystem::path plot = std::filesystem::path(o.out) / "loss.svg";
-    mt::io::write_line_plot(plot, {train_loss, test_error},
-                            {.title = "Fashion-MNIST, " + o.precision,
-                             .x_label = "step",
-                             .y_label = "loss",
-                             .smoothing = 0.8});
-    const mt::MemoryStats memory = mt::memory_stats(device);
-    std::printf("\nTest accuracy  %.2f %%  (%d epochs in %.1f s)\n", 100 * accuracy, o.epochs,
-                seconds);
-    std::printf("%sPeak memory    %.1f MiB in tensors, %.1f MiB reserved\n", communication.c_str(),
-                static_cast<double>(memory.allocated_peak) / 1048576,
-                static_cast<double>(memory.reserved_peak) / 1048576);
-    std::printf("Loss curve     %s\n               %s (tensorboard --logdir %s)\n", plot.c_str(),
-                events.path().c_str(), o.out.c_str());
-    std::printf("Next           try --precision fp16, --epochs 10 or --seed 2; the model is %s\n",
-                "examples/fashion_mnist/main.cpp");
-  }
-};
-
 int train(const Options& o) {
   const examples::Ranks ranks("fashion_mnist", o.dp, o.device);
   const mt::Device device = ranks.device();
+  mt::set_deterministic(o.deterministic);
   const mt::io::FashionMnist train_set(o.data, mt::io::Split::train),
       test_set(o.data, mt::io::Split::test);
   mt::io::DataLoader loader(train_set, {.batch_size = ranks.share("a --batch", o.batch),
@@ -196,18 +110,32 @@ int train(const Options& o) {
                                          .warmup_steps = 50,
                                          .total_steps = o.epochs * steps_per_epoch};
 
-  std::optional<Report> report;
-  if (ranks.first()) report.emplace(o, net, steps_per_epoch);
+  mt::io::Checkpoint state{
+      .model = &net, .optimizers = {&opt}, .scaler = &scaler, .loader = &loader};
+  if (o.resume) examples::resume("fashion_mnist", o.out, state, ranks, o.seed);
+  std::optional<fashion_mnist::Report> report;
+  if (ranks.first()) {
+    report.emplace(o, net.parameter_count(), steps_per_epoch);
+    report->restore_curves(state.metadata[kCurves]);
+  }
+  const auto save = [&] {
+    if (!report) return;
+    state.metadata[kCurves] = report->curves();
+    mt::io::save_numbered_checkpoint(o.out, state, {.keep = 2});
+  };
   const auto start = std::chrono::steady_clock::now();
   constexpr std::int64_t kLogEvery = 20;  // reading a loss waits for the device and for all ranks
-  std::int64_t step = 0;
-  double accuracy = 0;
+  std::int64_t& step = state.step;
+  std::optional<double> accuracy;
   const auto profiler = start_profiler(ranks.first() ? o.profile : "");
 
-  for (int epoch = 0; epoch < o.epochs; ++epoch) {
-    if (report) report->bar.start_epoch(epoch);
-    loader.set_epoch(epoch);
+  for (std::int64_t epoch = step / steps_per_epoch; epoch < o.epochs; ++epoch) {
     mt::io::ProgressMetrics shown;
+    if (report) {
+      report->bar.start_epoch(static_cast<int>(epoch));
+      report->bar.advance(step % steps_per_epoch * o.batch, [&] { return shown; });
+    }
+    loader.set_epoch(epoch);  // from where the checkpoint was, in the first one
     Accuracy train_accuracy(device);
     for (auto& [x, y] : loader) {
       mt::Tensor logits, loss;
@@ -233,23 +161,26 @@ int train(const Options& o) {
       ++step;
       if (report) report->bar.advance(o.batch, [&] { return shown; });
       if (profiler) profiler->step();
+      if (o.save_every > 0 && step % o.save_every == 0 && step % steps_per_epoch != 0) save();
     }
     accuracy = evaluate(net, test_loader, o, ranks);
     if (report) {
       report->bar.finish_epoch(shown);
-      report->log_accuracy(step, accuracy);
+      report->log_accuracy(step, *accuracy);
     }
+    save();
   }
+  if (!accuracy) accuracy = evaluate(net, test_loader, o, ranks);  // resumed at its end
 
   const double seconds =
       std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
   const std::string communication = dp ? dp->summary() : "";
-  if (report) report->finish(accuracy, seconds, communication, device);
+  if (report) report->finish(*accuracy, seconds, communication, device);
   return 0;
 }
 
 int main(int argc, char** argv) {
-  const Options options = parse(argc, argv);
+  const Options options = fashion_mnist::parse(argc, argv);
   try {
     return train(options);
   } catch (const std::exception& e) {

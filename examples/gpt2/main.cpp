@@ -8,7 +8,6 @@
 // Legend: B batch, T tokens of a window, V vocabulary.
 #include <chrono>
 #include <cstdio>
-#include <filesystem>
 #include <memory>
 #include <optional>
 
@@ -21,6 +20,7 @@
 #include "examples/gpt2/weights.h"
 #include "examples/profile_option.h"
 #include "examples/ranks.h"
+#include "examples/resume.h"
 #include "io/checkpoint.h"
 #include "io/data_loader.h"
 #include "io/event_writer.h"
@@ -52,29 +52,6 @@ double evaluate(Model& net, mt::io::DataLoader& loader, const Options& o,
   net.train();
   const auto sums = ranks.sum(total).to_vector<double>();
   return sums[0] / sums[1];
-}
-
-/// Goes on from the newest whole checkpoint: rank 0 finds it and all ranks read it.
-void resume(mt::io::Checkpoint& state, const Options& o, const examples::Ranks& ranks) {
-  mt::io::WholeCheckpoint newest;
-  if (ranks.first()) newest = mt::io::newest_whole_checkpoint(o.out);
-  for (const auto& skipped : newest.skipped)
-    std::fprintf(stderr, "gpt2: --resume: passed over %s: %s\n", skipped.path.c_str(),
-                 skipped.reason.c_str());
-  MT_CHECK(newest.path || newest.skipped.empty(), "--resume: expected a whole checkpoint in ",
-           o.out, ", got ", newest.skipped.size(), " damaged ones; without --resume the run begins",
-           " again");
-  const std::int64_t step = ranks.agree(newest.step);
-  if (step >= 0) {
-    const std::filesystem::path path = mt::io::checkpoint_path(o.out, step);
-    MT_CHECK(std::filesystem::exists(path), "--resume: expected ", path.string(),
-             " as on rank 0, got none on rank ", ranks.rank(),
-             "; --out has to be a folder that all ranks see");
-    mt::io::load_checkpoint(path, state);
-    if (ranks.first())
-      std::printf("Resumed       step %lld from %s\n", static_cast<long long>(step), path.c_str());
-  }
-  if (o.dp) mt::distributed::restore_random_streams(o.seed, ranks.world());
 }
 
 /// What rank 0 shows and writes.
@@ -141,7 +118,7 @@ int train(const Options& o, const Config& config) {
       .lr = o.lr, .min_lr = o.lr / 10, .warmup_steps = o.steps / 20 + 1, .total_steps = o.steps};
   mt::io::Checkpoint state{
       .model = &net, .optimizers = {&opt}, .scaler = &scaler, .loader = &loader};
-  if (o.resume) resume(state, o, ranks);
+  if (o.resume) examples::resume("gpt2", o.out, state, ranks, o.seed);
   if (ranks.first())
     std::printf("%s: %.1f M parameters, %lld tokens in %lld windows, %s on %s\n", o.model.c_str(),
                 static_cast<double>(net.parameter_count()) / 1e6,

@@ -4,7 +4,8 @@
 `options`: --help answers; an unknown flag or a bad value ends with one line on stderr, exit code 2
 and nothing on stdout. `training`: a few epochs in each precision on a small set of images that a
 linear model could separate; the printed accuracy must be far above chance and the loss curve must
-be on disk.
+be on disk. A run that goes on from a checkpoint in the middle of an epoch must end as one that never
+stopped, also where a newer checkpoint is damaged.
 """
 
 import gzip
@@ -18,7 +19,7 @@ import tempfile
 import xml.etree.ElementTree as ElementTree
 
 PRECISIONS = ["fp32", "bf16", "fp16"]
-OPTIONS = ["--epochs", "--precision", "--device", "--data", "--seed", "--out"]
+OPTIONS = ["--epochs", "--precision", "--device", "--data", "--seed", "--out", "--resume"]
 BAD_OPTIONS = [
     (["--bogus"], "--bogus"),
     (["--precision", "int8"], "int8"),
@@ -28,6 +29,7 @@ BAD_OPTIONS = [
     (["--device", "tpu"], "tpu"),
     (["--seed", "1.5"], "1.5"),
     (["--data", "/nonexistent/folder"], "/nonexistent/folder"),
+    (["--save-every", "-1"], "-1"),
     (["leftover"], "leftover"),
 ]
 CLASSES, SIDE = 10, 28
@@ -89,6 +91,27 @@ def check_run(binary, precision, data, out):
         ElementTree.parse(plot)
 
 
+def check_resume(binary, data, out):
+    command = [binary, "--data", str(data), "--out", str(out), "--epochs", "2", "--device", "cpu", "--deterministic",
+               "--precision", "fp16", "--save-every", "7"]
+    whole = run(*command)
+    last = max(out.glob("checkpoint-*.safetensors"), default=None)
+    if whole.returncode != 0 or last is None or not last.name.endswith("030.safetensors"):
+        yield f"resume: expected a checkpoint of step 30, got {last} from {whole}"
+        return
+    expected, plot = last.read_bytes(), (out / "loss.svg").read_bytes()
+    last.write_bytes(expected[:len(expected) // 2])
+    resumed = run(*command, "--resume")
+    if "Resumed       step 28" not in resumed.stdout or "passed over" not in resumed.stderr:
+        yield f"resume: expected to go on from step 28 and not from the damaged step 30, got {resumed}"
+    elif last.read_bytes() != expected or (out / "loss.svg").read_bytes() != plot:
+        yield "resume: expected the last checkpoint and the plot of the run that was not stopped, byte for byte"
+    again = run(*command, "--resume")
+    accuracies = [re.findall(r"Test accuracy +([0-9.]+)", result.stdout) for result in (whole, resumed, again)]
+    if again.returncode != 0 or len(accuracies[0]) != 1 or accuracies != accuracies[:1] * 3:
+        yield f"resume: expected the same test accuracy three times, got {accuracies}; the last run: {again}"
+
+
 def check_training(binary):
     with tempfile.TemporaryDirectory() as folder:
         data = pathlib.Path(folder, "data")
@@ -98,6 +121,7 @@ def check_training(binary):
         write_images(data, "t10k", 200, rng)
         for precision in PRECISIONS:
             yield from check_run(binary, precision, data, pathlib.Path(folder, precision))
+        yield from check_resume(binary, data, pathlib.Path(folder, "resume"))
 
 
 def main():
