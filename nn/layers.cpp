@@ -88,17 +88,23 @@ BatchNorm::BatchNorm(std::int64_t channels, BatchNormConfig config)
   add_buffer("running_var", running_var);
   add_buffer("num_batches_tracked", num_batches_tracked);
 }
+void BatchNorm::set_function(BatchNormFunction function, std::string note) {
+  function_ = std::move(function);
+  note_ = std::move(note);
+}
 Tensor BatchNorm::forward(const Tensor& x, const Tensor& residual) {
-  return batch_norm(x, weight, bias, running_mean, running_var,
-                    {.training = training() || !running_mean,
-                     .momentum = running_mean ? config_.momentum : 0.0,
-                     .eps = config_.eps,
-                     .relu = config_.relu,
-                     .residual = residual,
-                     .batches_tracked = num_batches_tracked});
+  const BatchNormOptions options{.training = training() || !running_mean,
+                                 .momentum = running_mean ? config_.momentum : 0.0,
+                                 .eps = config_.eps,
+                                 .relu = config_.relu,
+                                 .residual = residual,
+                                 .batches_tracked = num_batches_tracked};
+  return function_ && training() ? function_(x, weight, bias, running_mean, running_var, options)
+                                 : batch_norm(x, weight, bias, running_mean, running_var, options);
 }
 std::string BatchNorm::describe() const {
-  return text("BatchNorm", detail::concat(channels_, config_.relu ? ", relu" : ""));
+  return text("BatchNorm", detail::concat(channels_, config_.relu ? ", relu" : "",
+                                          note_.empty() ? "" : ", ", note_));
 }
 
 GroupNorm::GroupNorm(std::int64_t groups, std::int64_t channels, GroupNormConfig config)

@@ -86,18 +86,27 @@ struct BatchNormConfig {
   bool track_running_stats = true;       // without, the batch's statistics serve in eval() too
   bool relu = false;
 };
+/// batch_norm(), or what takes its place.
+using BatchNormFunction = Function<Tensor(const Tensor& x, const Tensor& weight, const Tensor& bias,
+                                          const Tensor& running_mean, const Tensor& running_var,
+                                          const BatchNormOptions& options)>;
 class BatchNorm : public Module<BatchNorm> {
  public:
   explicit BatchNorm(std::int64_t channels, BatchNormConfig config = {});
   Tensor forward(const Tensor& x) { return forward(x, Tensor()); }
   Tensor forward(const Tensor& x, const Tensor& residual);
   std::string describe() const override;
+  /// Computes the layer by `function` in training (distributed/sync_batch_norm.h has one); `note`
+  /// shows in describe().
+  void set_function(BatchNormFunction function, std::string note);
   Tensor weight, bias;                                    // (C), undefined without affine
   Tensor running_mean, running_var, num_batches_tracked;  // (C), (C), (); undefined if not tracked
 
  private:
   std::int64_t channels_;
   BatchNormConfig config_;
+  BatchNormFunction function_;  // undefined: batch_norm()
+  std::string note_;
 };
 /// One class serves (N, C), (N, C, L) and (N, C, H, W); the names say which is meant.
 using BatchNorm1d = BatchNorm;
