@@ -3,16 +3,20 @@
 //
 // SGD with momentum and a cosine schedule. fp16 with a GradScaler and channels-last images are the
 // default on CUDA, where the whole step is captured as one graph. Writes the loss curve as a
-// TensorBoard event file into --out. Legend: B images of a batch.
-#include <CLI/CLI.hpp>
+// TensorBoard event file into --out, and checkpoints that --resume goes on from.
+// Legend: B images of a batch.
+#include <algorithm>
 #include <chrono>
 #include <cstdio>
 #include <memory>
 #include <optional>
 
+#include "engine/determinism.h"
+#include "examples/resnet50/options.h"
 #include "examples/resnet50/resnet.h"
 #include "examples/resnet50/synthetic.h"
-#include "examples/validators.h"
+#include "examples/resume.h"
+#include "io/checkpoint.h"
 #include "io/data_loader.h"
 #include "io/event_writer.h"
 #include "io/image_folder.h"
@@ -20,79 +24,7 @@
 
 namespace mt = mixtape;
 
-struct Options {
-  std::string model = "resnet50", data, validation, precision, device, out = "out/resnet50";
-  bool synthetic = false, no_capture = false;
-  std::optional<bool> channels_last;
-  std::int64_t batch = 64, epochs = 1, steps = 0, size = 224, classes = 10;
-  int workers = 4;
-  float lr = 0;
-  std::uint64_t seed = 1;
-
-  mt::Autocast autocast() const {
-    return mt::Autocast(precision == "fp16" ? mt::Dtype::f16 : mt::Dtype::bf16,
-                        precision != "fp32");
-  }
-  mt::Tensor in_layout(const mt::Tensor& x) const {
-    return *channels_last ? mt::to_channels_last(x) : x;
-  }
-};
-
-void add_options(CLI::App& app, Options& o) {
-  const auto count = [&](const char* name, auto& value, const char* what) {
-    return app.add_option(name, value, what)
-        ->check(examples::whole_number(1))
-        ->capture_default_str();
-  };
-  app.add_option("--model", o.model)
-      ->check(CLI::IsMember({"resnet18", "resnet34", "resnet50"}))
-      ->capture_default_str();
-  auto* data = app.add_option("--data", o.data, "folder of training images, one subfolder a class")
-                   ->check(CLI::ExistingDirectory);
-  app.add_option("--validation", o.validation, "folder of images to measure the accuracy on")
-      ->check(CLI::ExistingDirectory);
-  app.add_flag("--synthetic", o.synthetic, "train on made-up images")->excludes(data);
-  count("--batch", o.batch, "images a step");
-  count("--epochs", o.epochs, "passes over the images");
-  count("--steps", o.steps, "stop after so many steps")->default_str("no limit");
-  count("--size", o.size, "pixels of an image's side");
-  count("--classes", o.classes, "classes of made-up images");
-  count("--workers", o.workers, "threads that read images");
-  app.add_option("--lr", o.lr, "peak learning rate")
-      ->check(examples::above_zero())
-      ->default_str("0.1 for each 256 images of a batch");
-  app.add_option("--precision", o.precision, "default: fp32 on the CPU, fp16 on CUDA")
-      ->check(CLI::IsMember({"fp32", "bf16", "fp16"}));
-  app.add_option("--device", o.device, "default: cuda if there is a GPU, else cpu")
-      ->check(CLI::IsMember({"cpu", "cuda"}));
-  app.add_flag("--channels-last,!--no-channels-last", o.channels_last,
-               "lay images out (N, H, W, C); default: on CUDA");
-  app.add_flag("--no-capture", o.no_capture, "run each step op by op on CUDA too");
-  app.add_option("--seed", o.seed, "of weights, order and augmentation")->capture_default_str();
-  app.add_option("--out", o.out, "folder for the loss curve")->capture_default_str();
-}
-
-Options parse(int argc, char** argv) {
-  Options o;
-  CLI::App app{"Trains a ResNet in mixed precision."};
-  add_options(app, o);
-  try {
-    app.parse(argc, argv);
-    if (o.data.empty() && !o.synthetic) throw CLI::RequiredError("one of --data and --synthetic");
-  } catch (const CLI::CallForHelp&) {
-    std::fputs(app.help().c_str(), stdout);
-    std::exit(0);
-  } catch (const CLI::ParseError& e) {
-    std::fprintf(stderr, "resnet50: %s (--help lists the options)\n", e.what());
-    std::exit(2);
-  }
-  if (o.device.empty()) o.device = mt::Device::best().is_cuda() ? "cuda" : "cpu";
-  const bool cuda = o.device == "cuda";
-  if (o.precision.empty()) o.precision = cuda ? "fp16" : "fp32";
-  if (!o.channels_last) o.channels_last = cuda;
-  if (o.lr == 0) o.lr = 0.1f * static_cast<float>(o.batch) / 256;
-  return o;
-}
+using resnet::Options;
 
 /// The training images, and how many classes they have.
 std::unique_ptr<mt::io::Dataset> open_images(const Options& o, std::int64_t& classes) {
@@ -128,6 +60,7 @@ double evaluate(resnet::ResNet& net, const Options& o, mt::Device device) {
 int train(const Options& o) {
   const mt::Device device = mt::Device::parse(o.device);
   mt::check_device("resnet50", device);
+  mt::set_deterministic(o.deterministic);
   std::int64_t classes = 0;
   const std::shared_ptr<const mt::io::Dataset> images = open_images(o, classes);
   MT_CHECK(images->size() >= o.batch, "resnet50: expected at least one batch of ", o.batch,
@@ -147,6 +80,10 @@ int train(const Options& o) {
                      steps = o.steps > 0 ? std::min(o.steps, all) : all;
   const mt::optim::WarmupCosine schedule{
       .lr = o.lr, .min_lr = 0, .warmup_steps = steps / 20 + 1, .total_steps = steps};
+  mt::io::Checkpoint state{
+      .model = &net, .optimizers = {&opt}, .scaler = &scaler, .loader = &loader};
+  if (o.resume) examples::resume("resnet50", o.out, state);
+  const auto save = [&] { mt::io::save_numbered_checkpoint(o.out, state, {.keep = 2}); };
   std::printf("%s: %.1f M parameters, %lld images of %lld classes, %s on %s%s\n", o.model.c_str(),
               static_cast<double>(net.parameter_count()) / 1e6,
               static_cast<long long>(images->size()), static_cast<long long>(classes),
@@ -171,10 +108,12 @@ int train(const Options& o) {
                                    .samples_per_epoch = std::min(loader.size(), steps) * o.batch});
   const auto start = std::chrono::steady_clock::now();
   constexpr std::int64_t kLogEvery = 10;  // reading a loss waits for the device
-  std::int64_t done = 0;
-  for (std::int64_t epoch = 0; epoch < o.epochs && done < steps; ++epoch) {
+  std::int64_t& done = state.step;
+  const std::int64_t first = done;
+  for (std::int64_t epoch = done / loader.size(); epoch < o.epochs && done < steps; ++epoch) {
     bar.start_epoch(static_cast<int>(epoch));
-    loader.set_epoch(epoch);
+    bar.advance(done % loader.size() * o.batch, [] { return mt::io::ProgressMetrics{}; });
+    loader.set_epoch(epoch);  // from where the checkpoint was, in the first one
     mt::Tensor loss, correct = mt::zeros({}, {.dtype = mt::Dtype::i64, .device = device});
     std::int64_t seen = 0;
     const auto metrics = [&] {
@@ -194,17 +133,19 @@ int train(const Options& o) {
         events.scalars({{"loss/train", loss.item<float>()}, {"lr", opt.lr()}}, done);
       bar.advance(o.batch, metrics);
       if (++done == steps) break;
+      if (o.save_every > 0 && done % o.save_every == 0 && done % loader.size() != 0) save();
     }
     bar.finish_epoch(metrics());
     const mt::io::ProgressMetrics last = metrics();
     std::printf("epoch %lld  loss %.4f  top-1 accuracy %.2f %%\n",
                 static_cast<long long>(epoch + 1), *last.loss, 100 * *last.accuracy);
+    save();
   }
 
   const double seconds =
       std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
   std::printf("\nImages/s      %.1f\nPeak memory   %.1f MiB in tensors\n",
-              static_cast<double>(done * o.batch) / seconds,
+              static_cast<double>((done - first) * o.batch) / seconds,
               static_cast<double>(mt::memory_stats(device).allocated_peak) / 1048576);
   if (!o.validation.empty())
     std::printf("Validation    top-1 accuracy %.2f %%\n", 100 * evaluate(net, o, device));
@@ -213,7 +154,7 @@ int train(const Options& o) {
 }
 
 int main(int argc, char** argv) {
-  const Options options = parse(argc, argv);
+  const Options options = resnet::parse(argc, argv);
   try {
     return train(options);
   } catch (const std::exception& e) {

@@ -3,7 +3,8 @@
 
 `options`: --help answers; an unknown flag or a bad value ends with one line on stderr and exit code 2; a
 damaged image ends with a line that names its file. `training`: ResNet-18 learns to tell made-up images
-apart in two precisions and layouts, and a folder of PNG files of two colours.
+apart in two precisions and layouts, and a folder of PNG files of two colours; a run that was stopped goes
+on from its checkpoint.
 """
 import pathlib
 import random
@@ -15,7 +16,7 @@ import tempfile
 import zlib
 
 OPTIONS = ["--model", "--data", "--synthetic", "--batch", "--epochs", "--steps", "--precision", "--device",
-           "--channels-last", "--seed", "--out"]
+           "--channels-last", "--seed", "--out", "--resume"]
 BAD_OPTIONS = [(["--bogus"], "--bogus"), ([], "--data and --synthetic"), (["--data", "/nonexistent"], "/nonexistent"),
                (["--synthetic", "--model", "resnet19"], "resnet19"), (["--synthetic", "--batch", "0"], "0"),
                (["--synthetic", "--precision", "int8"], "int8"), (["--synthetic", "--steps", "many"], "many"),
@@ -70,6 +71,22 @@ def check_options(binary, folder):
             yield f"a damaged image: expected exit code 1 and one line with '{text}', got {result}"
 
 
+def check_resume(command, out):
+    """A run that goes on in the middle of an epoch, after its newest checkpoint was damaged, ends as the whole one."""
+    whole = run(*command, "--out", str(out))
+    last = max(out.glob("checkpoint-*.safetensors"), default=None)
+    if whole.returncode != 0 or last is None or not last.name.endswith("010.safetensors"):
+        yield f"resume: expected a checkpoint of step 10, got {last} from {whole}"
+        return
+    expected = last.read_bytes()
+    last.write_bytes(expected[:len(expected) // 2])
+    resumed = run(*command, "--out", str(out), "--resume")
+    if "Resumed       step 9" not in resumed.stdout or "passed over" not in resumed.stderr:
+        yield f"resume: expected to go on from step 9 and not from the damaged step 10, got {resumed}"
+    elif last.read_bytes() != expected:
+        yield "resume: expected the last checkpoint of the run that was not stopped, byte for byte"
+
+
 def check_training(binary, folder):
     synthetic = ["--synthetic", "--size", "32", "--classes", "2", "--batch", "20", "--epochs", "2", "--lr", "0.02"]
     for precision, layout in (("fp32", "--no-channels-last"), ("fp16", "--channels-last")):
@@ -83,6 +100,7 @@ def check_training(binary, folder):
             yield f"{precision}: control characters of a live bar in output to a pipe"
         if not list(out.rglob("*tfevents*")):
             yield f"{precision}: no TensorBoard event file in {out}"
+    yield from check_resume([binary, *synthetic, *SMALL, "--deterministic", "--save-every", "3"], folder / "resume")
     write_images(folder / "train", 20, random.Random(7))
     write_images(folder / "validation", 4, random.Random(8))
     result = run(binary, "--data", str(folder / "train"), "--validation", str(folder / "validation"), "--size", "32",
